@@ -1,0 +1,21 @@
+# Two commands do everything on a fresh machine:
+#   make quickstart    install, then run the main job to its end
+#   make test          install, then pass the tests
+VENV ?= .venv
+PY ?= python3
+BIN := $(VENV)/bin
+
+.PHONY: quickstart test lint bench clean
+
+$(VENV)/.ok: pyproject.toml constraints-ci.txt scripts/install
+	scripts/install $(VENV) $(PY)
+	touch $@
+
+lint: $(VENV)/.ok
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) quickstart-data

@@ -1,0 +1,660 @@
+"""Checkpoints between the local disk and the store.
+
+A checkpoint exists in the store exactly when its manifest does. The manifest is written last and deleted first, so a
+process may die at any point and leave nothing that looks like a checkpoint and is none.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import blake3
+import crc32c
+
+from runner.checkpoint.layout import StoreLayout, parse_checkpoint_id
+from runner.checkpoint.local import Found, LocalFile, delete, local_files
+from runner.checkpoint.manifest import (
+    MAX_BYTES,
+    PART_SIZE,
+    FileEntry,
+    Manifest,
+    check_path,
+    parse_manifest,
+    to_bytes,
+    to_checkpoint,
+)
+from runner.core.state import Checkpoint
+from runner.errors import (
+    AccessDenied,
+    CloudrunError,
+    CorruptData,
+    ExitCode,
+    ObjectExists,
+    ObjectMissing,
+    SourceChanged,
+    StoreError,
+    StoreUnreachable,
+)
+from runner.files import make_directory, part_path, sync_directory
+from runner.storage.api import ObjectInfo, ObjectStore, OnBytes, ignore_bytes
+from runner.storage.local import reading, translating
+
+WORKERS = 4
+LEFTOVER_AGE_S = 86400.0
+
+_CHUNK = 4 * 1024 * 1024
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class TransferStopped(CloudrunError):  # noqa: N818 (named like its siblings in runner.errors)
+    """Somebody asked the transfer to end early. Nothing was committed, nothing was published."""
+
+    exit_code = ExitCode.PREEMPTED
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a manifest says beside the files. ``created_at`` is epoch seconds."""
+
+    created_at: float
+    spec_digest: str
+    tool_version: str
+    host: str
+    world_size: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A committed checkpoint that cannot be used, and why."""
+
+    id: str
+    step: int
+    reason: str
+
+
+class Digest(NamedTuple):
+    """blake3 of a whole file as 64 hex digits, and crc32c of each part."""
+
+    blake3: str
+    crc32c: tuple[int, ...]
+
+
+# ---- many files at once
+
+
+def _side_by_side(
+    work: Callable[[_Item, threading.Event], _Result],
+    items: Iterable[_Item],
+    workers: int,
+    stop: threading.Event,
+) -> list[_Result]:
+    """``work`` on every item in threads; results in the order of the items.
+
+    The first failure, or ``stop``, makes the others end early; the failure is raised when all have ended.
+    """
+    halt = threading.Event()
+    with ThreadPoolExecutor(max(1, workers), thread_name_prefix="checkpoint") as pool:
+        try:
+            futures = [pool.submit(work, item, halt) for item in items]
+            _watch(futures, stop)
+        finally:
+            halt.set()
+    return _results(futures, stop)
+
+
+def _watch(futures: Collection[Future[_Result]], stop: threading.Event) -> None:
+    """Wait until all have ended, one has failed, or ``stop`` is set."""
+    pending = set(futures)
+    while pending and not stop.is_set():
+        done, pending = wait(pending, timeout=0.1, return_when=FIRST_EXCEPTION)
+        if any(future.exception() for future in done):
+            return
+
+
+def _results(futures: list[Future[_Result]], stop: threading.Event) -> list[_Result]:
+    errors = [error for error in (future.exception() for future in futures) if error is not None]
+    # The others only stopped because the first one failed.
+    causes = [error for error in errors if not isinstance(error, TransferStopped)]
+    if causes:
+        raise causes[0]
+    if errors or stop.is_set():
+        raise TransferStopped("the transfer was stopped")
+    return [future.result() for future in futures]
+
+
+def _unless(halt: threading.Event) -> None:
+    if halt.is_set():
+        raise TransferStopped("the transfer was stopped")
+
+
+def _listener(on_bytes: OnBytes, halt: threading.Event) -> OnBytes:
+    """``on_bytes``, which also ends the transfer that calls it when ``halt`` is set."""
+
+    def moved(count: int) -> None:
+        _unless(halt)
+        on_bytes(count)
+
+    return moved
+
+
+def digest(path: Path, part_size: int = PART_SIZE, halt: threading.Event | None = None) -> Digest:
+    """Read a file once, with 4 MiB of memory. Raises SourceChanged when it changes meanwhile.
+
+    Read, not mapped: a file that shrinks under a mapping kills the process that looks at it.
+    """
+    whole = blake3.blake3(max_threads=blake3.blake3.AUTO)
+    with reading(path) as source, translating(str(path)), open(source.fd, "rb", buffering=0, closefd=False) as file:
+        sizes = (min(part_size, source.size - start) for start in range(0, source.size, part_size))
+        buffer = memoryview(bytearray(min(source.size, _CHUNK)))
+        sums = tuple(_part_sum(lambda view: file.readinto(view) or 0, size, buffer, whole, halt) for size in sizes)
+        source.check()
+    return Digest(whole.hexdigest(), sums)
+
+
+def _part_sum(
+    read_into: Callable[[memoryview], int],
+    size: int,
+    buffer: memoryview,
+    whole: blake3.blake3,
+    halt: threading.Event | None,
+) -> int:
+    """crc32c of the next ``size`` bytes, which also go into ``whole``."""
+    total = 0
+    while size > 0:
+        if halt is not None:
+            _unless(halt)
+        count = read_into(buffer[:size])
+        if count == 0:
+            raise SourceChanged("the file became shorter while it was read")
+        whole.update(buffer[:count])
+        total = crc32c.crc32c(buffer[:count], total)
+        size -= count
+    return total
+
+
+# ---- upload
+
+
+def upload(
+    store: ObjectStore,
+    layout: StoreLayout,
+    run: int,
+    checkpoint_id: str,
+    found: Found,
+    *,
+    facts: Facts,
+    workers: int = WORKERS,
+    on_bytes: OnBytes = ignore_bytes,
+    stop: threading.Event,
+) -> Manifest:
+    """Commit a complete local checkpoint. Files first, side by side; the manifest last.
+
+    Raises SourceChanged, and commits nothing, when the files are not, or do not stay, those of ``found``;
+    ObjectExists when this id is committed already (which is left as it is); TransferStopped; the store's errors.
+    """
+    prefix = layout.checkpoint_prefix(run, checkpoint_id)
+    if any(info.key == layout.manifest(run, checkpoint_id) for info in store.list(prefix)):
+        raise ObjectExists(f"{checkpoint_id} is stored already")
+    with _undone_on_failure(store, [prefix + file.path for file in found.files]):
+        before = _snapshot(found)
+        entries = _send(store, prefix, found, workers, on_bytes, stop)
+        _check_unchanged(found, before)
+    manifest = _manifest(layout.job, run, checkpoint_id, found, facts, entries)
+    _commit(store, layout.manifest(run, checkpoint_id), to_bytes(manifest))
+    return manifest
+
+
+@contextmanager
+def _undone_on_failure(store: ObjectStore, keys: list[str]) -> Iterator[None]:
+    """Remove what was written, best effort; not where the store itself is the trouble: that would only take longer."""
+    try:
+        yield
+    except (StoreUnreachable, AccessDenied):
+        raise
+    except BaseException:
+        with suppress(CloudrunError):
+            store.delete(keys)
+        raise
+
+
+def _check_unchanged(found: Found, before: tuple[tuple[LocalFile, int], ...]) -> None:
+    if _snapshot(found) != before:
+        raise SourceChanged(f"{found.path} changed while it was uploaded")
+
+
+def _snapshot(found: Found) -> tuple[tuple[LocalFile, int], ...]:
+    """Every file of the checkpoint as it is now; raises SourceChanged when it is not the one that was found."""
+    try:
+        files = local_files(found.path)
+    except OSError as error:
+        raise SourceChanged(f"{found.path} has gone or cannot be read: {error.strerror}") from error
+    if tuple(file for file, _ in files) != found.files:
+        raise SourceChanged(f"{found.path} changed since it was judged")
+    return files
+
+
+def _send(
+    store: ObjectStore, prefix: str, found: Found, workers: int, on_bytes: OnBytes, stop: threading.Event
+) -> tuple[FileEntry, ...]:
+    """Upload and digest every file, largest first. Both read from the page cache, at the same time."""
+    files = sorted(found.files, key=lambda file: file.size, reverse=True)
+
+    def work(job: tuple[bool, LocalFile], halt: threading.Event) -> Digest | None:
+        _unless(halt)
+        sending, file = job
+        source = _place(found.path, found.is_dir, file.path)
+        if not sending:
+            return digest(source, halt=halt)
+        sent = store.upload(source, prefix + file.path, on_bytes=_listener(on_bytes, halt))
+        if sent.size != file.size:
+            raise SourceChanged(f"{source} changed while it was uploaded")
+        return None
+
+    jobs = [(sending, file) for file in files for sending in (True, False)]
+    done = _side_by_side(work, jobs, workers, stop)
+    sums = {file.path: result for (_, file), result in zip(jobs, done, strict=True) if result is not None}
+    return tuple(_entry(file, sums[file.path]) for file in found.files)
+
+
+def _entry(file: LocalFile, sums: Digest) -> FileEntry:
+    return FileEntry(file.path, file.size, file.mtime_ns, sums.blake3, PART_SIZE, sums.crc32c)
+
+
+def _place(path: Path, is_dir: bool, member: str) -> Path:
+    """Where a file of a checkpoint lies: a checkpoint of kind ``file`` is that file."""
+    return path / member if is_dir else path
+
+
+def _manifest(
+    job: str, run: int, checkpoint: str, found: Found, facts: Facts, files: tuple[FileEntry, ...]
+) -> Manifest:
+    name = parse_checkpoint_id(checkpoint)
+    assert name is not None
+    return Manifest(
+        job=job,
+        run=run,
+        attempt=name.attempt,
+        attempt_id=name.attempt_id,
+        id=checkpoint,
+        step=name.step,
+        name=found.name,
+        kind="folder" if found.is_dir else "file",
+        format=found.verdict.format,
+        created_at=facts.created_at,
+        spec_digest=facts.spec_digest,
+        world_size=facts.world_size,
+        tool_version=facts.tool_version,
+        host=facts.host,
+        environment=dict(facts.environment),
+        files=files,
+    )
+
+
+def _commit(store: ObjectStore, key: str, data: bytes) -> None:
+    """Write the manifest. When the outcome is unknown the files stay: without a manifest they are only garbage."""
+    try:
+        store.write(key, data, only_new=True)
+    except ObjectExists:
+        # A retry after a lost answer meets its own first try.
+        if store.read(key) != data:
+            raise
+
+
+# ---- listing
+
+
+def list_stored(
+    store: ObjectStore, layout: StoreLayout, run: int, *, workers: int = WORKERS
+) -> list[Checkpoint | Unreadable]:
+    """The committed checkpoints of a run, highest step first, commit time second.
+
+    From one listing, and one read per manifest: a checkpoint with missing or short objects is told as Unreadable
+    without a download. Errors of the store itself are raised.
+    """
+    objects = _by_checkpoint(store, layout, run)
+    committed = [name for name in objects if layout.manifest(run, name) in objects[name]]
+
+    def work(name: str, halt: threading.Event) -> Checkpoint | Unreadable | None:
+        _unless(halt)
+        return _examine(store, layout, run, name, objects[name])
+
+    told = [one for one in _side_by_side(work, committed, workers, threading.Event()) if one is not None]
+    return sorted(told, key=lambda one: (one.step, one.time if isinstance(one, Checkpoint) else 0.0), reverse=True)
+
+
+def _by_checkpoint(store: ObjectStore, layout: StoreLayout, run: int) -> dict[str, dict[str, ObjectInfo]]:
+    """Checkpoint id -> key -> object. Foreign keys are left out."""
+    groups: dict[str, dict[str, ObjectInfo]] = {}
+    for info in store.list(layout.checkpoints_prefix(run)):
+        parsed = layout.parse_checkpoint_key(run, info.key)
+        if parsed is not None:
+            groups.setdefault(parsed.id, {})[info.key] = info
+    return groups
+
+
+def _examine(
+    store: ObjectStore, layout: StoreLayout, run: int, checkpoint: str, objects: Mapping[str, ObjectInfo]
+) -> Checkpoint | Unreadable | None:
+    """None when it was removed since the listing."""
+    if objects[layout.manifest(run, checkpoint)].size > MAX_BYTES:
+        return _unreadable(checkpoint, "bad manifest: it is absurdly large")
+    try:
+        manifest = read_manifest(store, layout, run, checkpoint)
+        _check_sizes(manifest, layout.checkpoint_prefix(run, checkpoint), objects)
+    except ObjectMissing:
+        return None
+    except CorruptData as error:
+        return _unreadable(checkpoint, error.message)
+    return to_checkpoint(manifest)
+
+
+def _unreadable(checkpoint: str, reason: str) -> Unreadable:
+    name = parse_checkpoint_id(checkpoint)
+    return Unreadable(checkpoint, name.step if name else 0, reason)
+
+
+def _check_sizes(manifest: Manifest, prefix: str, objects: Mapping[str, ObjectInfo]) -> None:
+    for file in manifest.files:
+        info = objects.get(prefix + file.path)
+        if info is None:
+            raise CorruptData(f"{file.path} is missing in the store")
+        if info.size != file.size:
+            raise CorruptData(f"{file.path} has {info.size} bytes in the store, its manifest says {file.size}")
+
+
+def read_manifest(store: ObjectStore, layout: StoreLayout, run: int, checkpoint: str) -> Manifest:
+    """Raises ObjectMissing where there is none, CorruptData where it is bad or another checkpoint's."""
+    manifest = parse_manifest(store.read(layout.manifest(run, checkpoint)))
+    if (manifest.job, manifest.run, manifest.id) != (layout.job, run, checkpoint):
+        raise CorruptData(f"bad manifest: it is of {manifest.job}, run {manifest.run}, {manifest.id}")
+    return manifest
+
+
+# ---- restore
+
+
+def restore(
+    store: ObjectStore,
+    layout: StoreLayout,
+    run: int,
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    workers: int = WORKERS,
+    on_bytes: OnBytes = ignore_bytes,
+    stop: threading.Event,
+) -> Path:
+    """Bring a checkpoint to ``folder`` under the trainer's own name; every byte is verified before it is published.
+
+    Files that lie there with the right content are kept. A local entry of the same name is replaced only when the
+    new one is complete, durable and in one piece. Modification times are those of the manifest, set oldest first.
+    Raises CorruptData naming the file and the part; ObjectMissing, DiskFull, TransferStopped.
+    """
+    manifest = read_manifest(store, layout, run, checkpoint.id)
+    target = _safe_target(folder, manifest.name)
+    part = part_path(target)
+    with translating(str(target), room=(folder, manifest.bytes)), _discarded(part):
+        fetch = _Fetch(store, layout.checkpoint_prefix(run, checkpoint.id), manifest, target, part, on_bytes)
+        kept = _side_by_side(fetch.bring, _largest_first(manifest), workers, stop)
+        if not all(kept) or not fetch.is_exact():
+            _finish(manifest, part)
+            _replace(part, target)
+        else:
+            _set_times(manifest, target)
+    return target
+
+
+def pull(
+    store: ObjectStore,
+    layout: StoreLayout,
+    run: int,
+    checkpoint: Checkpoint,
+    to: Path,
+    *,
+    workers: int = WORKERS,
+    on_bytes: OnBytes = ignore_bytes,
+    stop: threading.Event,
+) -> Path:
+    """A verified copy of a checkpoint in any folder, for people; see :func:`restore`."""
+    return restore(store, layout, run, checkpoint, to, workers=workers, on_bytes=on_bytes, stop=stop)
+
+
+def _largest_first(manifest: Manifest) -> list[FileEntry]:
+    return sorted(manifest.files, key=lambda file: file.size, reverse=True)
+
+
+def _safe_target(folder: Path, name: str) -> Path:
+    """``folder/name``, whose parent exists and really is inside ``folder``, whatever links lie there."""
+    make_directory(folder)
+    target = folder / check_path(name)
+    parent = folder
+    for segment in name.split("/")[:-1]:
+        parent = parent / segment
+        if parent.is_symlink():
+            raise CorruptData(f"{parent} is a link: {name} would be written outside of {folder}")
+        make_directory(parent)
+    return target
+
+
+@contextmanager
+def _discarded(part: Path) -> Iterator[None]:
+    """Whatever is left under the name ``part`` at the end goes."""
+    try:
+        yield
+    finally:
+        delete(part)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    """Builds a checkpoint under the name ``part``, from what already lies at ``target`` and from the store."""
+
+    store: ObjectStore
+    prefix: str
+    manifest: Manifest
+    target: Path
+    part: Path
+    on_bytes: OnBytes
+
+    def bring(self, file: FileEntry, halt: threading.Event) -> bool:
+        """Put one verified file into place below ``part``; True when the local one was kept."""
+        _unless(halt)
+        place = _place(self.part, self.manifest.kind == "folder", file.path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        local = _place(self.target, self.manifest.kind == "folder", file.path)
+        if self._is_plain(local) and _matches(local, file, halt):
+            _link_or_copy(local, place)
+            return True
+        self.store.download(self.prefix + file.path, place, on_bytes=_listener(self.on_bytes, halt))
+        problem = _problem(place, file, halt)
+        if problem:
+            raise CorruptData(f"{self.manifest.id}: {problem}")
+        _sync(place)
+        return False
+
+    def is_exact(self) -> bool:
+        """True when the local entry has the manifest's files and no others."""
+        try:
+            if stat.S_ISDIR(os.lstat(self.target).st_mode) != (self.manifest.kind == "folder"):
+                return False
+            local = {file.path for file, _ in local_files(self.target)}
+        except OSError:
+            return False
+        return local == {file.path for file in self.manifest.files}
+
+    def _is_plain(self, local: Path) -> bool:
+        """A regular file that no link on the way leads to."""
+        try:
+            regular = stat.S_ISREG(os.lstat(local).st_mode)
+        except OSError:
+            return False
+        inside = os.path.realpath(self.target.parent) + os.sep + os.path.relpath(local, self.target.parent)
+        return regular and os.path.realpath(local) == inside
+
+
+def _matches(path: Path, file: FileEntry, halt: threading.Event) -> bool:
+    with suppress(SourceChanged, StoreError):
+        return path.stat().st_size == file.size and digest(path, file.part_size, halt).blake3 == file.blake3
+    return False
+
+
+def _link_or_copy(source: Path, place: Path) -> None:
+    try:
+        os.link(source, place)
+    except OSError:
+        # Some file systems have no hard links.
+        shutil.copyfile(source, place)
+        _sync(place)
+
+
+def _problem(path: Path, file: FileEntry, halt: threading.Event) -> str:
+    """What is wrong with a downloaded file; empty when nothing is."""
+    size = path.stat().st_size
+    if size != file.size:
+        return f"{file.path} has {size} bytes, its manifest says {file.size}"
+    found = digest(path, file.part_size, halt)
+    for number, (got, due) in enumerate(zip(found.crc32c, file.crc32c, strict=True)):
+        if got != due:
+            end = min((number + 1) * file.part_size, file.size)
+            return f"{file.path} is damaged in part {number + 1} (bytes {number * file.part_size} to {end})"
+    return "" if found.blake3 == file.blake3 else f"{file.path} is damaged: its blake3 digest does not match"
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _finish(manifest: Manifest, part: Path) -> None:
+    """Times and durability of what was built, before it gets its name."""
+    _set_times(manifest, part)
+    if manifest.kind == "folder":
+        for folder, _, _ in os.walk(part, topdown=False):
+            sync_directory(Path(folder))
+
+
+def _set_times(manifest: Manifest, root: Path) -> None:
+    """Modification times from the manifest; a folder gets its newest file's.
+
+    Trainers sort by them, some by the times of the last change, which follow the order set here: oldest first.
+    """
+    is_folder = manifest.kind == "folder"
+    for file in sorted(manifest.files, key=lambda file: (file.mtime_ns, file.path)):
+        place = _place(root, is_folder, file.path)
+        if place.stat().st_mtime_ns != file.mtime_ns:
+            os.utime(place, ns=(file.mtime_ns, file.mtime_ns))
+        _sync(place)
+    if is_folder:
+        newest = max(file.mtime_ns for file in manifest.files)
+        os.utime(root, ns=(newest, newest))
+
+
+def _replace(part: Path, target: Path) -> None:
+    """Give ``part`` the name ``target``. Whatever has that name steps aside first, and goes when that is done."""
+    old = part_path(target)
+    # A file replaces a file or a link in one step; a folder replaces nothing.
+    if part.is_dir() or (target.is_dir() and not target.is_symlink()):
+        with suppress(FileNotFoundError):
+            os.rename(target, old)
+    try:
+        os.rename(part, target)
+    except OSError:
+        if os.path.lexists(old):
+            os.rename(old, target)
+        raise
+    sync_directory(target.parent)
+    delete(old)
+
+
+# ---- proof and removal
+
+
+def verify(
+    store: ObjectStore,
+    layout: StoreLayout,
+    run: int,
+    checkpoint: Checkpoint,
+    *,
+    workers: int = WORKERS,
+    on_bytes: OnBytes = ignore_bytes,
+    stop: threading.Event | None = None,
+    scratch: Path | None = None,
+) -> list[str]:
+    """Read every byte of a stored checkpoint; what is wrong with it, one line each. Keeps nothing.
+
+    Needs room for ``workers`` files in ``scratch`` (default: the system's temporary folder).
+    """
+    try:
+        manifest = read_manifest(store, layout, run, checkpoint.id)
+    except (CorruptData, ObjectMissing) as error:
+        return [error.message]
+    prefix = layout.checkpoint_prefix(run, checkpoint.id)
+
+    def work(file: FileEntry, halt: threading.Event) -> str:
+        _unless(halt)
+        with tempfile.TemporaryDirectory(prefix="cloudrun-verify-", dir=scratch) as room:
+            copy = Path(room) / "file"
+            try:
+                store.download(prefix + file.path, copy, on_bytes=_listener(on_bytes, halt))
+            except ObjectMissing:
+                return f"{file.path} is missing in the store"
+            return _problem(copy, file, halt)
+
+    problems = _side_by_side(work, manifest.files, workers, stop or threading.Event())
+    return [problem for problem in problems if problem]
+
+
+def remove(store: ObjectStore, layout: StoreLayout, run: int, ids: Iterable[str]) -> None:
+    """Delete checkpoints: all manifests first, then the files. A death in between leaves only garbage."""
+    ids = list(ids)
+    store.delete([layout.manifest(run, checkpoint) for checkpoint in ids])
+    for checkpoint in ids:
+        store.delete([info.key for info in store.list(layout.checkpoint_prefix(run, checkpoint))])
+
+
+def sweep(
+    store: ObjectStore,
+    layout: StoreLayout,
+    run: int,
+    keep_ids: Collection[str],
+    *,
+    now: float,
+    age_s: float = LEFTOVER_AGE_S,
+) -> tuple[str, ...]:
+    """Delete the files of uploads that were never committed; the ids.
+
+    Only where every object is older than ``age_s`` at ``now`` (epoch seconds): another machine's upload may be
+    going on. ``keep_ids`` are never touched.
+    """
+    swept = []
+    for checkpoint, objects in _by_checkpoint(store, layout, run).items():
+        fresh = any(now - info.modified < age_s for info in objects.values())
+        if fresh or checkpoint in keep_ids or _is_committed(store, layout, run, checkpoint):
+            continue
+        store.delete(sorted(objects))
+        swept.append(checkpoint)
+    return tuple(swept)
+
+
+def _is_committed(store: ObjectStore, layout: StoreLayout, run: int, checkpoint: str) -> bool:
+    """Asked again just before a deletion: the listing may be old by now."""
+    try:
+        store.read(layout.manifest(run, checkpoint))
+    except ObjectMissing:
+        return False
+    return True

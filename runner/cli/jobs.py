@@ -1,0 +1,100 @@
+"""JOB on the command line: a name or a spec's path; here is how it is found."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.checkpoint.layout import LocalLayout, StoreLayout, state_dir
+from runner.core.ledger import Account, fold
+from runner.core.policy import Keep
+from runner.errors import UsageError
+from runner.files import is_locked
+from runner.spec import SpecInvalid, load_spec
+from runner.storage.api import ObjectStore
+from runner.supervisor.history import journal_lines
+from runner.wiring import make_policy, open_job, open_store
+
+
+@dataclass(frozen=True, slots=True)
+class KnownJob:
+    """A job that people ask about: where it lives, here and in its store, and what its owner wants to keep."""
+
+    name: str
+    store: ObjectStore
+    local: LocalLayout
+    keep: Keep
+
+    @property
+    def keys(self) -> StoreLayout:
+        return StoreLayout(self.name)
+
+    @property
+    def is_alive(self) -> bool:
+        """True while a supervisor of this machine runs it."""
+        return is_locked(self.local.lock)
+
+    def newest_run(self) -> int:
+        """The run that is current. Raises UsageError when the job has none."""
+        runs = {run for info in self.store.list(self.keys.prefix()) if (run := self.keys.run_of(info.key)) is not None}
+        if not runs:
+            raise UsageError(
+                f"job {self.name} has nothing in {self.store.url}", "start it with: cloudrun submit job.yaml"
+            )
+        return max(runs)
+
+    def account(self) -> Account:
+        """All that the journal tells, from here and from the store."""
+        account = Account()
+        for line in journal_lines(self.store, self.local, self.newest_run()):
+            account = fold(account, line)
+        return account
+
+
+def find_job(text: str, environ: Mapping[str, str]) -> KnownJob:
+    """The job of this name or spec. Raises UsageError when nobody knows it."""
+    path = Path(text)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return from_spec(path, environ)
+    known = [told for told in known_here(environ) if told["job"] == text]
+    if len(known) > 1:
+        stores = ", ".join(sorted(told["store"] for told in known))
+        raise UsageError(f"several jobs are called {text}: in {stores}", "name one by the path of its spec")
+    if not known:
+        hint = "name it by its spec, as in: cloudrun status path/to/job.yaml"
+        raise UsageError(f"no job called {text} has run on this machine", hint)
+    return from_record(known[0], environ)
+
+
+def from_spec(path: Path, environ: Mapping[str, str]) -> KnownJob:
+    """By its spec; one that this environment cannot fill in may still be known from its last start here."""
+    try:
+        spec = load_spec(path, environ=environ)
+    except SpecInvalid:
+        here = os.path.abspath(path)
+        for told in known_here(environ):
+            if told.get("spec") == here:
+                return from_record(told, environ)
+        raise
+    job = open_job(spec, environ)
+    return KnownJob(spec.name, job.store, job.local, make_policy(spec).keep)
+
+
+def known_here(environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """What every job that ever ran on this machine said of itself."""
+    for path in sorted((state_dir(environ) / "jobs").glob("*/supervisor.json")):
+        try:
+            told = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            continue  # half a record of a job is no job; its spec still finds it
+        if isinstance(told, dict) and all(isinstance(told.get(key), str) for key in ("job", "store", "cache")):
+            yield told
+
+
+def from_record(told: Mapping[str, Any], environ: Mapping[str, str]) -> KnownJob:
+    local = LocalLayout(state_dir(environ), Path(told["cache"]), told["job"], told["store"])
+    return KnownJob(told["job"], open_store(told["store"]), local, Keep(**told["keep"]))

@@ -1,0 +1,142 @@
+"""status and logs: what a job does, and what its trainer says. Both also work after the machine has gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from runner.checkpoint.layout import Segment
+from runner.cli.jobs import KnownJob, find_job, known_here
+from runner.cli.main import HELP
+from runner.core.ledger import status as status_of
+from runner.errors import UsageError
+from runner.report.status import render, summary
+from runner.supervisor.history import local_segments, order, segment_bytes, stored_segments
+
+WATCH_EVERY = 2.0
+FOLLOW_EVERY = 0.5
+
+
+@click.command(context_settings=HELP, epilog="Example: cloudrun status digits --watch")
+@click.argument("job", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--watch", is_flag=True, help="Show it again every 2 seconds, until the job ends.")
+def status(job: str | None, as_json: bool, watch: bool) -> None:
+    """Show where JOB stands: phase, step, the newest stored checkpoint, the work at risk, and why it last stopped.
+
+    JOB is a name or the path of a spec. Without one, all jobs that have run on this machine are listed.
+    """
+    if job is None:
+        list_jobs(as_json=as_json)
+        return
+    known = find_job(job, os.environ)
+    while True:
+        now = time.time()
+        told = status_of(known.name, known.account(), now, alive=known.is_alive)
+        show(told, now, as_json=as_json, clear=watch and sys.stdout.isatty())
+        if not watch or not told["alive"]:
+            return
+        time.sleep(WATCH_EVERY)
+
+
+def show(told: dict[str, Any], now: float, *, as_json: bool, clear: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(told))
+        return
+    if clear:
+        click.clear()
+    click.echo(render(told, now))
+
+
+def list_jobs(*, as_json: bool) -> None:
+    """One line for each job of this machine."""
+    names = sorted({told["job"] for told in known_here(os.environ)})
+    if as_json:
+        click.echo(json.dumps([{"job": name} for name in names]))
+        return
+    if not names:
+        click.echo("no job has run on this machine", err=True)
+    for name in names:
+        click.echo(one_line(name))
+
+
+def one_line(name: str) -> str:
+    try:
+        known = find_job(name, os.environ)
+        return summary(status_of(name, known.account(), time.time(), alive=known.is_alive))
+    except UsageError as error:
+        return f"{name}: {error.message}"
+
+
+@click.command(context_settings=HELP, epilog="Example: cloudrun logs -f digits")
+@click.argument("job")
+@click.option("-f", "--follow", is_flag=True, help="Go on as the trainer prints, until the job ends.")
+@click.option("--attempt", type=click.IntRange(min=1), help="Of this attempt; default: of the newest.")
+@click.option("--all", "everything", is_flag=True, help="Of all attempts, one after the other.")
+def logs(job: str, follow: bool, attempt: int | None, everything: bool) -> None:
+    """Show what the trainer of JOB printed, from this machine or from the store."""
+    if everything and attempt is not None:
+        raise UsageError("--all and --attempt exclude each other", "leave one of them out")
+    known = find_job(job, os.environ)
+    reader = LogReader(known, known.newest_run())
+    first = reader.attempts()
+    if not first and not follow:
+        raise UsageError(f"job {known.name} has no logs yet", "follow them as they come: cloudrun logs -f")
+    if attempt is not None and attempt not in first:
+        raise UsageError(f"job {known.name} has no attempt {attempt}", f"there are: {', '.join(map(str, first))}")
+    least = attempt if attempt is not None else 0 if everything else max(first, default=0)
+    most = attempt if attempt is not None else None
+    out = sys.stdout.buffer
+    for data in reader.follow(least, most) if follow else reader.new(least, most):
+        out.write(data)
+        out.flush()
+
+
+class LogReader:
+    """The log segments of a run, from the disk where they are there and else from the store; each byte once."""
+
+    def __init__(self, known: KnownJob, run: int) -> None:
+        self._known = known
+        self._run = run
+        self._shown: dict[Segment, int] = {}
+
+    def attempts(self) -> list[int]:
+        return sorted({segment.attempt for segment in self._segments()[2]})
+
+    def new(self, least: int, most: int | None = None) -> Iterator[bytes]:
+        """What was not shown yet, of the attempts between ``least`` and ``most``."""
+        here, there, segments = self._segments()
+        for segment in segments:
+            if segment.attempt < least or (most is not None and segment.attempt > most):
+                continue
+            size = here[segment].stat().st_size if segment in here else there[segment][1]
+            if size > self._shown.get(segment, 0):
+                data = segment_bytes(self._known.store, here, there, segment)
+                yield data[self._shown.get(segment, 0) :]
+                self._shown[segment] = len(data)
+
+    def follow(self, least: int, most: int | None) -> Iterator[bytes]:
+        """The same, until the job's supervisor has gone; one on another machine is followed through the store."""
+        while True:
+            ended = self._has_ended()
+            yield from self.new(least, most)
+            if ended:
+                return
+            time.sleep(FOLLOW_EVERY)
+
+    def _has_ended(self) -> bool:
+        if self._known.is_alive:
+            return False
+        ran_here = self._known.local.lock.exists()
+        return ran_here or self._known.account().state.get("phase") == "finished"
+
+    def _segments(self) -> tuple[dict[Segment, Any], dict[Segment, tuple[str, int]], list[Segment]]:
+        here = local_segments(self._known.local, self._run, "logs")
+        there = stored_segments(self._known.store, self._known.keys, self._run, "logs")
+        return here, there, sorted({*here, *there}, key=order)

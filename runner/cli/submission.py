@@ -1,0 +1,113 @@
+"""What submit does once the command line is understood. Imported late: it brings everything along."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from runner.checkpoint.transfer import list_stored
+from runner.cli.progress import SyncReport
+from runner.core.record import Entry
+from runner.core.state import Checkpoint, Ending
+from runner.errors import ExitCode
+from runner.files import is_locked
+from runner.report.console import narrate
+from runner.spec import SpecInvalid, load_spec, not_yet, unmet_needs
+from runner.supervisor.inbox import Inbox
+from runner.supervisor.output import Console, Secrets
+from runner.wiring import Job, open_job, read_supervisor, run_job
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job that may run here: its spec is right, this version can do all of it, and what it needs is there."""
+
+    job: Job
+
+    @classmethod
+    def load(cls, spec: Path, overrides: tuple[str, ...], environ: Mapping[str, str]) -> Submission:
+        """Raises SpecInvalid with everything that is wrong."""
+        loaded = load_spec(spec, overrides=overrides, environ=environ)
+        problems = (*not_yet(loaded), *unmet_needs(loaded, environ))
+        if problems:
+            raise SpecInvalid(problems)
+        return cls(open_job(loaded, environ))
+
+    def is_running(self) -> bool:
+        return is_locked(self.job.local.lock)
+
+    def supervisor_pid(self) -> int | None:
+        """The process that holds the job here, as soon as it says so."""
+        pid = read_supervisor(self.job.local).get("pid")
+        return pid if isinstance(pid, int) and self.is_running() else None
+
+    def plan(self, *, fresh: bool) -> list[str]:
+        """What submit would do, in words; asks the store, changes nothing."""
+        job, spec = self.job, self.job.spec
+        runs = {run for info in job.store.list(job.keys.prefix()) if (run := job.keys.run_of(info.key)) is not None}
+        run = max(runs, default=0) + 1 if fresh or not runs else max(runs)
+        told = list_stored(job.store, job.keys, run) if run in runs else []
+        stored = [one for one in told if isinstance(one, Checkpoint)]
+        command = shlex.join(spec.argv) if spec.argv else "the script of the spec, by bash"
+        lines = [
+            f"job         {spec.name}, run {run}" + (" (new)" if run not in runs else ""),
+            f"store       {job.local.store_url}",
+            f"command     {Secrets(spec.secret_values(job.environ)).redact_text(command)}",
+            f"workdir     {spec.working_directory}",
+            f"checkpoints {spec.checkpoint_dir or job.local.checkpoints(run)}",
+        ]
+        lines += [f"data        {data.source} -> {data.target or '.'}" for data in spec.data]
+        begin = f"step {stored[0].step} ({stored[0].id})" if stored else "the first step"
+        return [*lines, f"begins at   {begin}"]
+
+    def run(self, inbox: Inbox, *, fresh: bool, quiet: bool) -> int:
+        """Run the job in the foreground; the exit code."""
+        errors = Console(sys.stderr.fileno())
+        terminal = None if quiet else Console(sys.stdout.fileno())
+        redact = Secrets(self.job.spec.secret_values(self.job.environ)).redact_text
+
+        def say(text: str) -> None:
+            errors.feed(f"[cloudrun] {redact(text)}\n".encode())
+
+        def tell(entry: Entry) -> None:
+            for line in narrate(entry):
+                say(line)
+
+        try:
+            with SyncReport(say) as report:
+                ending = run_job(self.job, inbox, fresh=fresh, terminal=terminal, progress=report, tell=tell)
+        finally:
+            errors.close()
+            if terminal is not None:
+                terminal.close()
+        say_goodbye(ending, redact)
+        return leave(ending.exit_code)
+
+
+def say_goodbye(ending: Ending, redact: object) -> None:
+    """A bad end is told as every error is."""
+    if ending.exit_code == ExitCode.SUCCEEDED:
+        return
+    assert callable(redact)
+    click.echo(f"error: {redact(ending.reason)}", err=True)
+    if ending.exit_code == ExitCode.PREEMPTED:
+        click.echo("hint: run the same command again, here or on another machine: it goes on from there", err=True)
+    elif ending.hint:
+        click.echo(f"hint: {redact(ending.hint)}", err=True)
+
+
+def leave(code: int) -> int:
+    """A thread that hangs in the kernel (a dead network disk) must not keep the process: all that matters is written."""
+    stuck = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
+    if stuck:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code

@@ -1,0 +1,1 @@
+"""Decisions, pure: no clock, no disk, no network. Events in, actions out."""

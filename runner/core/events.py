@@ -1,0 +1,255 @@
+"""Facts: what has happened, as frozen values. A fact does not know its consequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.core.state import Checkpoint, Ending, Rejected
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The supervisor has begun; always the first event of a session.
+
+    Prices are per hour of this machine, None where nobody knows them.
+    """
+
+    host: str = ""
+    version: str = ""
+    per_hour: float | None = None
+    on_demand_per_hour: float | None = None
+    currency: str = "USD"
+    monitors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """The time that ``wake_at`` asked for has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What the store and this machine's disk know of the job.
+
+    attempt   the highest attempt number ever used in this run, 0 for a new one
+    local     complete checkpoints on this disk that the store does not have
+    done      the run is marked as finished in the store
+    trained   an earlier supervisor on this machine saw the training end, but not its last checkpoint stored
+    """
+
+    run: int
+    attempt: int
+    stored: tuple[Checkpoint, ...] = ()
+    local: tuple[Checkpoint, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    done: bool = False
+    trained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverFailed:
+    """The store could not be asked, and trying longer did not help."""
+
+    reason: str
+    exit_code: int
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Setup has run and the data is in the cache."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFailed:
+    """Setup, data or restore cannot be had on this machine; retries are used up or senseless."""
+
+    attempt: int
+    reason: str
+    exit_code: int
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The checkpoint lies verified at ``path``."""
+
+    attempt: int
+    id: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRejected:
+    """The checkpoint cannot be used; the bytes do not match, a file is missing, or it is incomplete."""
+
+    attempt: int
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerStarted:
+    """The command runs. ``command`` is its line as a person would type it, secrets redacted."""
+
+    attempt: int
+    pid: int
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """The trainer has reached ``step`` (of ``total``); ``rate`` is steps per second over the last while."""
+
+    attempt: int
+    step: int
+    total: int | None = None
+    rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """A checkpoint is complete on the local disk. Where its name tells no step, ``step_known`` is false."""
+
+    attempt: int
+    checkpoint: Checkpoint
+    step_known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerExited:
+    """The trainer has ended and its last checkpoints were reported before: the last event of its attempt.
+
+    code         exit code, negative for a signal
+    tail         its last lines of output
+    fatal, retry the line that matched one of the owner's patterns, or None
+    not_started  why the command could not be started at all, or None
+    """
+
+    attempt: int
+    code: int
+    tail: tuple[str, ...] = ()
+    fatal: str | None = None
+    retry: str | None = None
+    not_started: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerHung:
+    """The trainer makes no progress where some is due."""
+
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """The local checkpoint ``local`` is committed in the store as ``checkpoint``; ``seconds`` is what it took."""
+
+    local: str
+    checkpoint: Checkpoint
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class UploadFailed:
+    """The upload of the local checkpoint ``local`` came to nothing.
+
+    gone         the files changed or vanished: the trainer's own rotation, not the store's fault
+    retryable    false where trying again is senseless, as with access denied
+    """
+
+    local: str
+    reason: str
+    retryable: bool = True
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """These stored checkpoints are deleted, or deletion failed for ``reason`` and is tried after the next upload."""
+
+    ids: tuple[str, ...]
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DoneMarked:
+    """The run is marked as finished in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoneNotMarked:
+    """The mark could not be written."""
+
+    reason: str
+    retryable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Somebody wants this supervisor to leave as ``ending``. With ``now``, without waiting for a save."""
+
+    ending: Ending
+    now: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeReceived:
+    """The cloud will take this machine at ``deadline`` (epoch seconds)."""
+
+    source: str
+    deadline: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeWithdrawn:
+    """The notice of ``source`` no longer stands."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStruggled:
+    """A request to the store failed and will be tried again in ``wait`` seconds. For the record."""
+
+    operation: str
+    reason: str
+    wait: float
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """Something that a person should read in the record, and that changes no decision."""
+
+    text: str
+
+
+Event = (
+    Started
+    | Woke
+    | Recovered
+    | RecoverFailed
+    | Prepared
+    | PrepareFailed
+    | Restored
+    | CheckpointRejected
+    | TrainerStarted
+    | Progressed
+    | CheckpointSaved
+    | TrainerExited
+    | TrainerHung
+    | Uploaded
+    | UploadFailed
+    | Pruned
+    | DoneMarked
+    | DoneNotMarked
+    | StopRequested
+    | NoticeReceived
+    | NoticeWithdrawn
+    | StoreStruggled
+    | Noticed
+)

@@ -1,0 +1,51 @@
+"""One line of the journal: what happened, where it left the job, what was ordered. Plain data, ready for JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from runner.core.actions import Action
+from runner.core.events import Event, Progressed, Woke
+from runner.core.state import PHASE_NAMES, State
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One turn of the loop."""
+
+    at: float
+    event: Event
+    state: State
+    actions: tuple[Action, ...]
+
+
+def is_worth_a_line(entry: Entry) -> bool:
+    """Waking up for nothing is not."""
+    return not isinstance(entry.event, Woke) or bool(entry.actions)
+
+
+def to_line(entry: Entry) -> Line:
+    """The entry as the journal holds it. Mere progress leaves the state out: it is frequent, and says it all."""
+    line: Line = {"at": round(entry.at, 3), "event": plain(entry.event)}
+    if isinstance(entry.event, Progressed) and not entry.actions:
+        return line
+    line["state"] = {
+        "phase": PHASE_NAMES[type(entry.state.phase)],
+        "details": plain(entry.state.phase),
+        "ledger": plain(entry.state.ledger),
+    }
+    line["actions"] = [plain(action) for action in entry.actions]
+    return line
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses become objects with their class's name as ``type``; tuples become lists."""
+    if is_dataclass(value) and not isinstance(value, type):
+        named = {"type": type(value).__name__}
+        return named | {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return value

@@ -1,0 +1,1 @@
+"""Datasets: from the store into a local cache."""

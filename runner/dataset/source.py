@@ -1,0 +1,88 @@
+"""Where a dataset comes from, and what to say when nothing sensible is there."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from runner.core.diff import Conflict, Plan
+from runner.errors import DataError
+from runner.storage.api import ObjectInfo, ObjectStore
+
+NAMED_AT_MOST = 10
+"""How many keys one message names."""
+
+LOOKED_AT = 1000
+"""How many objects are listed to find out what lies beside a prefix that does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A folder of keys in ``store``, or one key: the ``prefix``.
+
+    ``url`` names it for people and is, with the patterns, its identity in the cache. ``verify`` reads every cached file
+    again; ``extract`` is auto or never.
+    """
+
+    url: str
+    store: ObjectStore
+    prefix: str = ""
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    verify: bool = False
+    extract: str = "auto"
+
+
+def objects_of(source: Source) -> Iterator[ObjectInfo]:
+    """Everything below the prefix taken as a folder; if there is nothing, the one object of exactly that key."""
+    folder = source.prefix.rstrip("/")
+    below = folder + "/" if folder else ""
+    empty = True
+    for info in source.store.list(below):
+        empty = empty and info.key == below
+        yield info
+    if empty and folder == source.prefix != "":
+        # Also a prefix of much else, perhaps; but the key itself comes first wherever listings are sorted.
+        yield from islice((info for info in source.store.list(folder) if info.key == folder), 1)
+
+
+def conflict_error(source: Source, conflicts: tuple[Conflict, ...]) -> DataError:
+    """Names the objects that no disk can hold."""
+    named = "; ".join(f"{' and '.join(map(repr, one.keys))} ({one.reason})" for one in conflicts[:NAMED_AT_MOST])
+    more = f"; and {len(conflicts) - NAMED_AT_MOST} more" if len(conflicts) > NAMED_AT_MOST else ""
+    return DataError(
+        f"{source.url}: these objects cannot be files below one folder: {named}{more}",
+        "rename them, or leave them out with `exclude`; nothing was fetched",
+    )
+
+
+def nothing_error(source: Source, plan: Plan) -> DataError:
+    """For a source without a single file to fetch or keep."""
+    left_out = [skip for skip in plan.skip if skip.reason in ("excluded", "not included")]
+    if left_out:
+        return DataError(f"{source.url}: none of its {len(left_out)} objects is selected", "check include and exclude")
+    return DataError(f"{source.url}: no objects", _nearest(source))
+
+
+def _nearest(source: Source) -> str:
+    folder = source.prefix.rstrip("/")
+    while folder:
+        folder, _, missing = folder.rpartition("/")
+        names = _names_below(source.store, folder)
+        if names:
+            close = difflib.get_close_matches(missing, names, n=1)
+            meant = f"did you mean {close[0]!r}? " if close else ""
+            return f"{meant}the nearest place with objects is {_url(source, folder)}: {', '.join(names[:5])}"
+    return f"{source.store.url} holds nothing: is the URL right?"
+
+
+def _names_below(store: ObjectStore, folder: str) -> list[str]:
+    below = folder + "/" if folder else ""
+    keys = (info.key.removeprefix(below) for info in islice(store.list(below), LOOKED_AT))
+    return sorted({name for key in keys if (name := key.partition("/")[0])})
+
+
+def _url(source: Source, folder: str) -> str:
+    return f"{source.store.url.rstrip('/')}/{folder}" if folder else source.store.url

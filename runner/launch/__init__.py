@@ -1,0 +1,1 @@
+"""The trainer's command line and environment."""

@@ -1,0 +1,1 @@
+"""Sources of signals; each posts events, none decides."""

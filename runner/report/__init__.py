@@ -1,0 +1,1 @@
+"""What people read: console lines and status."""

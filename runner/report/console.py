@@ -1,0 +1,124 @@
+"""The story of a job, as lines for a person: one journal entry in, no more than a few lines out."""
+
+from __future__ import annotations
+
+from runner.core import actions as do
+from runner.core import events as on
+from runner.core.actions import Action
+from runner.core.events import Event
+from runner.core.record import Entry
+from runner.core.state import BackingOff, Checkpoint, Finished, Holding, State, Stopping
+from runner.units import format_duration, format_size
+
+
+def narrate(entry: Entry) -> list[str]:
+    """What a person wants to read of this turn of the loop; often nothing."""
+    lines = tell_event(entry.event, entry.state)
+    lines += [line for action in entry.actions for line in tell_action(action)]
+    return lines + tell_phase(entry)
+
+
+def tell_event(event: Event, state: State) -> list[str]:
+    match event:
+        case on.Recovered():
+            return [tell_recovered(event)]
+        case on.CheckpointRejected():
+            return [f"checkpoint {event.id} is set aside: {event.reason}"]
+        case on.TrainerStarted():
+            resumed = state.ledger.resumed
+            return [f"attempt {event.attempt}, {tell_resume(resumed)}: {event.command}"]
+        case on.Progressed() if state.ledger.started_over and state.ledger.resumed is not None:
+            return tell_started_over(event, state.ledger.resumed)
+        case on.TrainerExited():
+            return tell_exit(event, state)
+        case on.Uploaded():
+            took = format_duration(event.seconds)
+            return [f"checkpoint of step {event.checkpoint.step} is stored ({size(event.checkpoint)}, {took})"]
+        case on.UploadFailed(gone=True):
+            return [f"a checkpoint changed before it was stored; the next one is taken ({event.reason})"]
+        case on.UploadFailed() | on.DoneNotMarked():
+            return [f"could not store: {event.reason}"]
+        case on.Pruned(reason=str(reason)):
+            return [f"could not delete old checkpoints: {reason}"]
+        case on.StopRequested():
+            return [f"asked to leave: {event.ending.reason}"]
+        case on.NoticeReceived():
+            return [f"this machine goes: {event.reason} ({event.source})"]
+        case on.NoticeWithdrawn():
+            return [f"the notice was withdrawn ({event.source})"]
+        case on.TrainerHung():
+            return [f"the trainer hangs: {event.reason}"]
+        case on.StoreStruggled():
+            return [f"the store struggles ({event.operation}): {event.reason}; again in {format_duration(event.wait)}"]
+        case on.Noticed():
+            return [event.text]
+        case _:
+            return []
+
+
+def tell_recovered(event: on.Recovered) -> str:
+    if event.done:
+        return f"run {event.run} is finished"
+    known = sorted((*event.stored, *event.local), key=lambda one: one.step)
+    bad = f", {len(event.rejected)} unusable" if event.rejected else ""
+    if not known:
+        return f"run {event.run}: no checkpoint yet{bad}"
+    return (
+        f"run {event.run}: {len(event.stored)} checkpoint(s) stored, the newest known is of step {known[-1].step}{bad}"
+    )
+
+
+def tell_resume(resumed: Checkpoint | None) -> str:
+    return f"from step {resumed.step}" if resumed else "from the beginning"
+
+
+def tell_started_over(event: on.Progressed, resumed: Checkpoint) -> list[str]:
+    if event.step >= resumed.step:
+        return []
+    return [
+        f"WARNING: the trainer was given the checkpoint of step {resumed.step} and is at step {event.step}: "
+        "did it load it? What is stored is kept"
+    ]
+
+
+def tell_exit(event: on.TrainerExited, state: State) -> list[str]:
+    """A failure comes with the trainer's last words; an end that was asked for needs none."""
+    stop = state.ledger.last_stop
+    if event.not_started is not None:
+        return [f"the command could not be started: {event.not_started}"]
+    if event.code == 0 or stop is None or stop.cause not in ("crashed", "hung"):
+        return [f"the trainer has ended ({stop.reason if stop else event.code})"]
+    shown = [f"    {line}" for line in event.tail[-15:]]
+    return [f"the trainer failed: {stop.reason}" + ("; its last lines:" if shown else ""), *shown]
+
+
+def tell_action(action: Action) -> list[str]:
+    match action:
+        case do.Restore():
+            return [f"restoring the checkpoint of step {action.checkpoint.step} ({size(action.checkpoint)})"]
+        case do.Prune():
+            return [f"deleting {id_}: {reason}" for id_, reason in action.verdicts]
+        case do.KillTrainer():
+            return ["the trainer does not stop: killing it and all that it started"]
+        case _:
+            return []
+
+
+def tell_phase(entry: Entry) -> list[str]:
+    match entry.state.phase:
+        case BackingOff(until=until) if isinstance(entry.event, on.TrainerExited):
+            return [f"next attempt in {format_duration(until - entry.at)}"]
+        case Stopping(stage="asked", until=until) if any(isinstance(a, do.AnnounceStop) for a in entry.actions):
+            return [f"asking the trainer to save and stop, for at most {format_duration(until - entry.at)}"]
+        case Holding():
+            return ["everything that could be saved is stored; waiting for the end of this machine"]
+        case Finished(ending) if ending.exit_code == 0:
+            return [f"done: {ending.reason}"]
+        case Finished(ending):
+            return [f"leaving: {ending.reason}"]
+        case _:
+            return []
+
+
+def size(checkpoint: Checkpoint) -> str:
+    return format_size(checkpoint.bytes)

@@ -1,0 +1,93 @@
+"""Status for people: the same facts as the JSON, said so that the important ones are seen first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runner.units import format_duration, format_size
+
+Status = dict[str, Any]
+
+
+def render(told: Status, now: float) -> str:
+    """Some aligned lines; what nobody knows is left out, except where not knowing is the news."""
+    rows = [
+        ("job", f"{told['job']}, run {told['run']}" if told["run"] else told["job"]),
+        ("phase", phase(told)),
+        ("attempt", attempt(told)),
+        ("step", step(told)),
+        ("checkpoint", checkpoint(told["checkpoint"])),
+        ("at risk", at_risk(told)),
+        ("resumed", resumed(told["resumed_from"])),
+        ("restarts", restarts(told["restarts"])),
+        ("last stop", last_stop(told["last_stop"])),
+        ("goodput", f"{told['goodput']:.1%}" if told["goodput"] is not None else ""),
+        ("cost", cost(told["cost"])),
+    ]
+    rows += [("set aside", f"{one['id']}: {one['reason']}") for one in told["rejected"]]
+    rows += [("warning", warning) for warning in told["warnings"]]
+    return "\n".join(f"{name:<11} {value}" for name, value in rows if value)
+
+
+def summary(told: Status) -> str:
+    """One line."""
+    where = f"step {told['step']}" if told["step"] is not None else "no step yet"
+    return f"{told['job']}: {phase(told)}, {where}"
+
+
+def phase(told: Status) -> str:
+    if told["phase"] == "finished":
+        why = f": {told['reason']}" if told["reason"] else ""
+        return f"{told['outcome']} (exit code {told['exit_code']}){why}"
+    if not told["alive"]:
+        return f"was {told['phase']} when its supervisor vanished; submit goes on with it"
+    return str(told["phase"])
+
+
+def attempt(told: Status) -> str:
+    return f"{told['attempt']} on {told['host']}" if told["attempt"] else ""
+
+
+def step(told: Status) -> str:
+    if told["step"] is None:
+        return "unknown: the trainer has printed none that was recognised"
+    text = f"{told['step']}" + (f" of {told['total']}" if told["total"] else "")
+    if told["rate"]:
+        text += f", {told['rate']:.3g} a second"
+    if told["eta_s"] is not None and told["phase"] == "running":
+        text += f", {format_duration(told['eta_s'])} to go"
+    return text
+
+
+def checkpoint(newest: dict[str, Any]) -> str:
+    lag = f"; {format_size(newest['lag_bytes'])} on the way" if newest["lag_bytes"] else ""
+    if newest["step"] is None:
+        return f"none is stored{lag}"
+    return f"step {newest['step']}, stored {format_duration(newest['age_s'])} ago{lag}"
+
+
+def at_risk(told: Status) -> str:
+    risk = told["checkpoint"]["at_risk_s"]
+    if told["phase"] not in ("running", "stopping", "flushing") or not risk:
+        return ""
+    money, currency = told["checkpoint"]["at_risk_cost"], told["cost"]["currency"]
+    return f"{format_duration(risk)} of work" + (f", {money:.2f} {currency}" if money is not None else "")
+
+
+def resumed(source: dict[str, Any] | None) -> str:
+    return f"from step {source['step']} ({source['id']})" if source else ""
+
+
+def restarts(counts: dict[str, int]) -> str:
+    return f"{counts['total']} ({counts['fruitless']} fruitless in a row, {counts['preemptions']} preemption(s))"
+
+
+def last_stop(stop: dict[str, Any] | None) -> str:
+    return f"{stop['cause']}: {stop['reason']}" if stop else ""
+
+
+def cost(money: dict[str, Any]) -> str:
+    if money["spent"] is None:
+        return ""
+    saved = f", {money['saved']:.2f} saved" if money["saved"] is not None else ""
+    return f"{money['spent']:.2f} {money['currency']} spent{saved}"

@@ -1,0 +1,1 @@
+"""Bytes and keys: one interface for every place where objects live."""

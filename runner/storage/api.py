@@ -1,0 +1,106 @@
+"""What every object store can do, and what its callers may rely on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from runner.errors import BadKey
+
+OnBytes = Callable[[int], None]
+"""Called with the number of bytes that have just moved; may be called from any thread."""
+
+
+def ignore_bytes(count: int) -> None:
+    """The progress listener of callers that do not show progress."""
+
+
+KEY_LIMIT = 1024
+"""Bytes of UTF-8 that every store can hold as a key."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def check_key(key: str) -> None:
+    """Raise BadKey unless every store can hold ``key`` and every disk can follow it."""
+    check_prefix(key)
+    if key.rpartition("/")[2] in ("", ".", ".."):
+        raise BadKey(f"bad key {key!r}: it ends in an empty, '.' or '..' segment")
+
+
+def check_prefix(prefix: str) -> None:
+    """Raise BadKey when no legal key can begin with ``prefix``."""
+    if not set(prefix.split("/")[:-1]).isdisjoint(("", ".", "..")):
+        raise BadKey(f"bad key {prefix!r}: an empty, '.' or '..' segment")
+    if _CONTROL.search(prefix):
+        raise BadKey(f"bad key {prefix!r}: a control character")
+    try:
+        size = len(prefix.encode())
+    except UnicodeEncodeError:
+        raise BadKey(f"bad key {prefix!r}: not Unicode text") from None
+    if size > KEY_LIMIT:
+        raise BadKey(f"bad key {prefix[:60]!r}...: longer than {KEY_LIMIT} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object as a listing or a write reports it.
+
+    ``version`` changes whenever the content may have changed (an ETag, or inode and time); it is opaque.
+    ``modified`` is in epoch seconds by the store's clock.
+    """
+
+    key: str
+    size: int
+    version: str
+    modified: float
+
+
+class ObjectStore(Protocol):
+    """A flat space of keys below one root. All methods are safe to call from several threads.
+
+    Keys are relative to the root, ``/``-separated, never empty, never with an empty, ``.`` or ``..`` segment or
+    a control character: :class:`runner.errors.BadKey` otherwise. Objects appear whole or not at all: a reader never
+    sees part of a write, and a write that returned is durable. Errors are those of :mod:`runner.errors`:
+    ObjectMissing, ObjectExists, ObjectChanged, AccessDenied, StoreUnreachable, BadKey; and DiskFull where a local disk
+    ran out of room.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where the root is, for people. Never holds credentials."""
+        ...
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Every object whose key starts with ``prefix`` (a plain string prefix), in any order.
+
+        An absent root is an empty store. A listing that cannot be completed raises; it never just ends early.
+        """
+        ...
+
+    def read(self, key: str) -> bytes:
+        """The whole content of a small object. Raises ObjectMissing."""
+        ...
+
+    def write(self, key: str, data: bytes, *, only_new: bool = False) -> ObjectInfo:
+        """Create or replace a small object. With ``only_new``, ObjectExists if the key is taken: of any number of
+        concurrent writers exactly one succeeds.
+        """
+        ...
+
+    def download(self, key: str, target: Path, *, version: str | None = None, on_bytes: OnBytes = ignore_bytes) -> None:
+        """Copy an object into the file ``target`` (created or truncated; not synced, not renamed: the caller publishes
+        it). Raises ObjectChanged when ``version`` is given and is not, or does not stay, the object's version.
+        """
+        ...
+
+    def upload(self, source: Path, key: str, *, on_bytes: OnBytes = ignore_bytes) -> ObjectInfo:
+        """Create or replace an object from a file. Raises SourceChanged when the file changed meanwhile."""
+        ...
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects; keys that do not exist are no error."""
+        ...

@@ -1,0 +1,181 @@
+"""The one retry layer: waits, tries again, says so, and gives up in time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import tenacity
+
+from runner.clock import Clock, SystemClock
+from runner.errors import CloudrunError, ObjectChanged, ObjectExists, SourceChanged
+from runner.storage.api import ObjectInfo, ObjectStore, OnBytes, ignore_bytes
+
+FIRST_WAIT = 0.5
+"""Seconds: the longest wait after the first failure; it doubles with each further one. The wait itself is random."""
+
+SHORTEST_WAIT = 0.1
+LONGEST_WAIT = 30.0
+
+OnRetry = Callable[[str, CloudrunError, float], None]
+"""Called before each wait with the operation, the error and the seconds until the next try."""
+
+_Result = TypeVar("_Result")
+
+
+def worth_retrying(error: BaseException) -> bool:
+    """True when the same call may succeed later.
+
+    A file or an object that changed is no fault of the store: the caller has to look at it again, not we.
+    """
+    return may_pass(error) and not isinstance(error, SourceChanged | ObjectChanged)
+
+
+def may_pass(error: BaseException) -> bool:
+    """True for errors of ours that say of themselves that trying again can help."""
+    return isinstance(error, CloudrunError) and error.retryable
+
+
+def _ignore_retry(_operation: str, _error: CloudrunError, _wait: float) -> None:
+    """The listener of callers that do not show retries."""
+
+
+class RetryingStore:
+    """An :class:`ObjectStore` that tries again, for up to ``give_up_after`` seconds from a call's first failure.
+
+    The last error is raised as it came. ``stop`` ends a wait at once, with the last error. A write that is retried
+    may already have landed: with ``only_new``, a name that is taken by exactly our bytes counts as ours.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        give_up_after: float,
+        on_retry: OnRetry = _ignore_retry,
+        stop: threading.Event | None = None,
+        clock: Clock | None = None,
+        sleep: Callable[[float], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._give_up_after = give_up_after
+        self._on_retry = on_retry
+        self._stop = stop or threading.Event()
+        self._clock = clock or SystemClock()
+        self._sleep = sleep or self._wait
+
+    def _wait(self, seconds: float) -> None:
+        self._stop.wait(seconds)
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        # Collected before the first object is handed out: a listing that starts again must not repeat itself.
+        return iter(self._try("list", lambda: list(self._store.list(prefix))))
+
+    def read(self, key: str) -> bytes:
+        return self._try("read", lambda: self._store.read(key))
+
+    def write(self, key: str, data: bytes, *, only_new: bool = False) -> ObjectInfo:
+        if not only_new:
+            return self._try("write", lambda: self._store.write(key, data))
+        return self._try("write", _WriteOnce(self._store, key, data))
+
+    def download(self, key: str, target: Path, *, version: str | None = None, on_bytes: OnBytes = ignore_bytes) -> None:
+        # Without a version any will do, so one that was replaced meanwhile is no news for the caller.
+        worth = may_pass if version is None else worth_retrying
+        self._try("download", lambda: self._store.download(key, target, version=version, on_bytes=on_bytes), worth)
+
+    def upload(self, source: Path, key: str, *, on_bytes: OnBytes = ignore_bytes) -> ObjectInfo:
+        return self._try("upload", lambda: self._store.upload(source, key, on_bytes=on_bytes))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        doomed = tuple(keys)
+        self._try("delete", lambda: self._store.delete(doomed))
+
+    def _try(
+        self, operation: str, call: Callable[[], _Result], worth: Callable[[BaseException], bool] = worth_retrying
+    ) -> _Result:
+        patience = _Patience(self._give_up_after, self._clock)
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_exception(worth),
+            wait=patience.wait,
+            stop=lambda _state: self._stop.is_set() or patience.is_over(),
+            before_sleep=lambda state: self._on_retry(operation, _error_of(state), state.upcoming_sleep),
+            sleep=self._sleep,
+            reraise=True,
+        )(self._unless_stopped(call))
+
+    def _unless_stopped(self, call: Callable[[], _Result]) -> Callable[[], _Result]:
+        """``call``, which raises its last error instead of trying again once we are told to stop."""
+        last: list[CloudrunError] = []
+
+        def attempt() -> _Result:
+            if last and self._stop.is_set():
+                raise last[-1]
+            try:
+                return call()
+            except CloudrunError as error:
+                last[:] = [error]
+                raise
+
+        return attempt
+
+
+class _Patience:
+    """How long one call may go on failing; counted from its first failure: a long transfer gets a second try."""
+
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._deadline: float | None = None
+        self._backoff = tenacity.wait_random_exponential(multiplier=FIRST_WAIT, min=SHORTEST_WAIT, max=LONGEST_WAIT)
+
+    def wait(self, state: tenacity.RetryCallState) -> float:
+        """Seconds until the next try; never beyond the deadline, so that the last try is made just then."""
+        return max(0.0, min(self._backoff(state), self._left()))
+
+    def is_over(self) -> bool:
+        return self._left() <= 0
+
+    def _left(self) -> float:
+        now = self._clock.now()
+        if self._deadline is None:
+            self._deadline = now + self._seconds
+        return self._deadline - now
+
+
+class _WriteOnce:
+    """A conditional write that knows its own bytes again when an answer was lost."""
+
+    def __init__(self, store: ObjectStore, key: str, data: bytes) -> None:
+        self._store = store
+        self._key = key
+        self._data = data
+        self._tries = 0
+
+    def __call__(self) -> ObjectInfo:
+        self._tries += 1
+        try:
+            return self._store.write(self._key, self._data, only_new=True)
+        except ObjectExists:
+            info = self._ours() if self._tries > 1 else None
+            if info is None:
+                raise
+            return info
+
+    def _ours(self) -> ObjectInfo | None:
+        found = [info for info in self._store.list(self._key) if info.key == self._key]
+        if not found or self._store.read(self._key) != self._data:
+            return None
+        return found[0]
+
+
+def _error_of(state: tenacity.RetryCallState) -> CloudrunError:
+    error = state.outcome.exception() if state.outcome else None
+    assert isinstance(error, CloudrunError)
+    return error

@@ -1,0 +1,1 @@
+"""The shell round the core: the trainer, the inbox, the executor, the journal."""

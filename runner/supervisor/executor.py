@@ -1,0 +1,228 @@
+"""Performs actions on worker threads, and posts what came of them. At its edge every error becomes an event."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from runner import __version__
+from runner.checkpoint import transfer
+from runner.checkpoint.layout import checkpoint_id
+from runner.checkpoint.manifest import to_checkpoint
+from runner.core import actions as do
+from runner.core import events as on
+from runner.core.actions import Action
+from runner.core.events import Event
+from runner.core.state import Checkpoint
+from runner.errors import CloudrunError, CorruptData, DiskFull, ExitCode, ObjectMissing, SourceChanged
+from runner.files import write_atomically
+from runner.launch.environment import Place, command_line, trainer_environment
+from runner.supervisor.attempt import Attempt
+from runner.supervisor.preparation import Preparation, bring_checkpoint, clear_the_way
+from runner.supervisor.recovery import THREADS, Ground, note_trained, recover
+from runner.supervisor.session import Session
+
+WORKERS = 4
+
+
+class Executor:
+    """The hands of one session. ``perform`` returns at once; orders to the trainer are carried out in order."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="effect")
+        self._preparation = Preparation(session)
+        self._ground: Ground | None = None
+        self._attempt: Attempt | None = None
+
+    def perform(self, action: Action) -> None:  # noqa: C901 - one arm per action
+        match action:
+            case do.Recover():
+                self._submit(self._recover, recover_failed)
+            case do.Prepare(attempt):
+                self._submit(lambda: self._prepare(attempt), lambda error: prepare_failed(attempt, error))
+            case do.Restore(attempt, checkpoint):
+                self._submit(
+                    lambda: self._restore(attempt, checkpoint), lambda error: restore_failed(attempt, checkpoint, error)
+                )
+            case do.StartTrainer(attempt, resume, path):
+                self._start(attempt, resume, path)
+            case do.SignalTrainer(attempt, to):
+                if (running := self._running(attempt)) is not None:
+                    running.signal(to)
+            case do.KillTrainer(attempt):
+                if (running := self._running(attempt)) is not None:
+                    running.kill()
+            case do.AnnounceStop(_, deadline):
+                self._submit(
+                    lambda: self._announce(deadline), lambda error: on.Noticed(f"no stop file: {words_of(error)}")
+                )
+            case do.Upload(checkpoint):
+                self._submit(lambda: self._upload(checkpoint), lambda error: self._upload_failed(checkpoint, error))
+            case do.Prune(verdicts):
+                ids = tuple(id_ for id_, _ in verdicts)
+                self._submit(lambda: self._prune(ids), lambda error: on.Pruned(ids, words_of(error)))
+            case do.NoteTrained(signature):
+                self._note_trained(signature)
+            case do.MarkDone():
+                self._submit(self._mark_done, lambda error: on.DoneNotMarked(words_of(error), is_worth_trying(error)))
+
+    def close(self) -> None:
+        """End what still runs. The loop has left; nobody waits for answers any more."""
+        self._session.leaving.set()
+        if self._attempt is not None:
+            self._attempt.kill()
+        self._preparation.close()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _submit(self, work: Callable[[], Event | None], failed: Callable[[Exception], Event]) -> None:
+        def edge() -> None:
+            try:
+                event = work()
+            except Exception as error:  # noqa: BLE001 - a thread's edge: the error becomes a value
+                event = failed(error)
+            if event is not None:
+                self._session.post(event)
+
+        self._pool.submit(edge)
+
+    # -- what the actions mean -----------------------------------------------------------------------------------------
+
+    def _recover(self) -> Event:
+        self._ground, recovered = recover(self._session)
+        return recovered
+
+    def _prepare(self, attempt: int) -> Event:
+        self._preparation.prepare(self._known_ground, attempt)
+        return on.Prepared(attempt)
+
+    def _restore(self, attempt: int, checkpoint: Checkpoint) -> Event:
+        path = bring_checkpoint(self._session, self._known_ground, checkpoint)
+        return on.Restored(attempt, checkpoint.id, str(path))
+
+    def _start(self, number: int, resume: Checkpoint | None, path: str) -> None:
+        session, ground, spec = self._session, self._known_ground, self._session.spec
+        place = self._place(number, resume, path)
+        place.stop_file.unlink(missing_ok=True)
+        if resume is None:
+            clear_the_way(session, ground, None)
+        env = trainer_environment(session.environ, spec.environment(session.environ), place)
+        argv = command_line(spec.argv or self._script(ground.run), spec.checkpoints.resume, place)
+        self._attempt = Attempt(session, ground.run, number, ground.watch)
+        self._attempt.start(argv, env, spec.working_directory)
+
+    def _place(self, number: int, resume: Checkpoint | None, path: str) -> Place:
+        session, ground = self._session, self._known_ground
+        folders = session.folders(ground.run)
+        return Place(
+            job=session.spec.name,
+            store_url=session.local.store_url,
+            run=ground.run,
+            attempt=number,
+            data_dir=self._preparation.data_dir(ground.run),
+            checkpoint_dir=folders.checkpoints,
+            stop_file=folders.stop_file,
+            tmp_dir=folders.tmp,
+            resume_path=path,
+            resume_step=resume.step if resume is not None else None,
+            threads=ground.threads,
+        )
+
+    def _script(self, run: int) -> list[str]:
+        path = self._session.local.run_cache(run) / "script.sh"
+        write_atomically(path, (self._session.spec.script or "").encode())
+        return ["bash", str(path)]
+
+    def _announce(self, deadline: float) -> None:
+        stop_file: Path = self._session.folders(self._known_ground.run).stop_file
+        write_atomically(stop_file, f"{deadline:.3f}\n".encode())
+
+    def _upload(self, checkpoint: Checkpoint) -> Event:
+        session, ground = self._session, self._known_ground
+        found = ground.watch.find(checkpoint)
+        if found is None:
+            raise SourceChanged(f"{checkpoint.name} was written anew")
+        began = session.clock.now()
+        facts = transfer.Facts(
+            created_at=began,
+            spec_digest=session.spec.digest,
+            tool_version=__version__,
+            host=session.host,
+            environment={THREADS: ground.threads},
+        )
+        name = checkpoint_id(checkpoint.step, max(checkpoint.attempt, 1), secrets.token_hex(3))
+        manifest = transfer.upload(
+            session.store, session.keys, ground.run, name, found, facts=facts, stop=session.leaving
+        )
+        return on.Uploaded(checkpoint.id, to_checkpoint(manifest), session.clock.now() - began)
+
+    def _upload_failed(self, checkpoint: Checkpoint, error: Exception) -> Event:
+        gone = isinstance(error, SourceChanged)
+        if gone:
+            self._known_ground.watch.look_again(checkpoint.attempt)
+        return on.UploadFailed(checkpoint.id, words_of(error), is_worth_trying(error), gone)
+
+    def _prune(self, ids: tuple[str, ...]) -> Event:
+        transfer.remove(self._session.store, self._session.keys, self._known_ground.run, ids)
+        return on.Pruned(ids)
+
+    def _note_trained(self, signature: str | None) -> None:
+        try:
+            note_trained(self._session, self._known_ground.run, signature)
+        except OSError as error:
+            self._session.post(on.Noticed(f"cannot note that training has ended: {error}"))
+
+    def _mark_done(self) -> Event:
+        session, run = self._session, self._known_ground.run
+        text = json.dumps({"finished_at": session.clock.now(), "host": session.host}) + "\n"
+        session.store.write(session.keys.done(run), text.encode())
+        return on.DoneMarked()
+
+    # -- what is known -------------------------------------------------------------------------------------------------
+
+    @property
+    def _known_ground(self) -> Ground:
+        assert self._ground is not None, "nothing is ordered before the session has recovered"
+        return self._ground
+
+    def _running(self, attempt: int) -> Attempt | None:
+        here = self._attempt
+        return here if here is not None and here.number == attempt else None
+
+
+# -- errors as values --------------------------------------------------------------------------------------------------
+
+
+def exit_code_of(error: Exception) -> int:
+    return int(error.exit_code) if isinstance(error, CloudrunError) else int(ExitCode.TRAINER_FAILED)
+
+
+def hint_of(error: Exception) -> str:
+    return error.hint if isinstance(error, CloudrunError) else ""
+
+
+def words_of(error: Exception) -> str:
+    """An error of ours speaks for itself; a foreign one is named."""
+    return str(error) if isinstance(error, CloudrunError | OSError) else f"{type(error).__name__}: {error}"
+
+
+def is_worth_trying(error: Exception) -> bool:
+    """A full disk may get room again; of our own errors each kind knows; of others nobody can tell."""
+    return error.retryable or isinstance(error, DiskFull) if isinstance(error, CloudrunError) else True
+
+
+def recover_failed(error: Exception) -> Event:
+    return on.RecoverFailed(words_of(error), exit_code_of(error), hint_of(error))
+
+
+def prepare_failed(attempt: int, error: Exception) -> Event:
+    return on.PrepareFailed(attempt, words_of(error), exit_code_of(error), hint_of(error))
+
+
+def restore_failed(attempt: int, checkpoint: Checkpoint, error: Exception) -> Event:
+    if isinstance(error, CorruptData | ObjectMissing):
+        return on.CheckpointRejected(attempt, checkpoint.id, words_of(error))
+    return prepare_failed(attempt, error)

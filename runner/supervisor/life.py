@@ -1,0 +1,62 @@
+"""One life of a supervisor: everything is started here, and joined here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from runner.checkpoint.layout import attempt_name
+from runner.core.events import Noticed, Started
+from runner.core.policy import Policy
+from runner.core.record import Entry
+from runner.core.state import Ending
+from runner.monitors.api import Monitor, watch
+from runner.supervisor.executor import Executor
+from runner.supervisor.inbox import Inbox
+from runner.supervisor.journal import Journal
+from runner.supervisor.loop import supervise
+from runner.supervisor.session import Session
+from runner.supervisor.shipper import Shipper
+
+SHIP_PATIENCE = 10.0
+
+
+def live(
+    session: Session,
+    policy: Policy,
+    inbox: Inbox,
+    started: Started,
+    monitors: Sequence[Monitor],
+    tell: Callable[[Entry], None],
+) -> Ending:
+    """Run the session to its end; ``tell`` hears of every turn of the loop."""
+    redact = session.secrets.redact_text
+    journal = Journal(
+        lambda run, attempt, n: session.local.journal_segment(run, attempt_name(attempt, session.id), n), redact
+    )
+    shipper = Shipper(
+        session.store,
+        session.local,
+        session.id,
+        every=session.spec.logs.upload_every,
+        clock=session.clock,
+        redact=redact,
+        complain=lambda text: inbox.post(Noticed(text)),
+    )
+
+    def record(entry: Entry) -> None:
+        journal.write(entry)
+        shipper.record(entry)
+        tell(entry)
+
+    executor = Executor(session)
+    watches = [watch(monitor, inbox.post, session.leaving) for monitor in monitors]
+    shipper.start()
+    inbox.post(started)
+    try:
+        return supervise(policy, inbox, executor.perform, record, session.clock)
+    finally:
+        executor.close()
+        journal.close()
+        shipper.close(SHIP_PATIENCE)
+        for thread in watches:
+            thread.join(1.0)

@@ -1,0 +1,35 @@
+"""Signals to the supervisor are events like any other: a handler posts, and returns."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from runner.core.events import Event, StopRequested
+from runner.core.state import Ending
+from runner.errors import ExitCode
+
+# What a signal to the supervisor means. SIGTERM is a platform that takes the machine; SIGINT is a person.
+REQUESTS = {
+    signal.SIGTERM: Ending("preempted", ExitCode.PREEMPTED, "asked to leave by SIGTERM"),
+    signal.SIGHUP: Ending("preempted", ExitCode.PREEMPTED, "the terminal has gone (SIGHUP)"),
+    signal.SIGINT: Ending("stopped", ExitCode.INTERRUPTED, "stopped by Ctrl-C"),
+}
+
+
+@contextmanager
+def signals_posted(post: Callable[[Event], None]) -> Iterator[None]:
+    """Turn signals into events while the context lasts. An ignored SIGHUP (nohup) stays ignored."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        post(StopRequested(REQUESTS[signal.Signals(number)]))
+
+    numbers = [number for number in REQUESTS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

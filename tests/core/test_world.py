@@ -1,0 +1,90 @@
+"""Thousands of machine lives, none of which may break a promise."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runner.core.policy import Keep, Policy
+
+spec = importlib.util.spec_from_file_location("cloudrun_world", Path(__file__).with_name("world.py"))
+assert spec is not None
+assert spec.loader is not None
+world_module = importlib.util.module_from_spec(spec)
+sys.modules["cloudrun_world"] = world_module
+spec.loader.exec_module(world_module)
+Faults, World = world_module.Faults, world_module.World
+
+KINDS = {
+    "calm": Faults(),
+    "crashing": Faults(crash=0.03),
+    "hanging": Faults(hang=0.02, deaf=0.3),
+    "vanishing machines": Faults(kill_supervisor=0.9, notice=0.6),
+    "vanishing machines, same disk": Faults(kill_supervisor=0.9, new_machine=0.0),
+    "refusing store": Faults(upload_fails=0.5, recover_fails=0.1),
+    "rotting store": Faults(corrupt=0.2, kill_supervisor=0.5),
+    "poisoned checkpoints": Faults(poison=0.1, crash=0.02),
+    "impatient people": Faults(stop=0.9, deaf=0.5),
+    "everything": Faults(
+        crash=0.01, hang=0.005, kill_supervisor=0.4, notice=0.3, stop=0.3, upload_fails=0.2, upload_hopeless=0.02,
+        corrupt=0.05, poison=0.03, deaf=0.3, recover_fails=0.05,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_promise_is_broken(kind: str) -> None:
+    lives, endings = 0, []
+    for seed in range(150):
+        world = World(seed, KINDS[kind])
+        endings.append(world.run().exit_code)
+        lives += world.lives
+    assert lives >= 150
+    assert endings.count(0) > 0, f"nothing ever succeeds: {endings}"
+
+
+def test_a_calm_job_takes_one_life() -> None:
+    world = World(0, Faults())
+    assert world.run().exit_code == 0
+    assert world.lives == 1
+
+
+def test_a_job_without_patience_gives_up_and_says_why() -> None:
+    world = World(1, Faults(crash=1.0, budget=1000), Policy(max_without_progress=2))
+    ending = world.run()
+    assert ending.exit_code == 70
+    assert "2 attempt(s) in a row added no checkpoint" in ending.reason
+
+
+def test_a_hanging_job_ends_as_stalled() -> None:
+    ending = World(1, Faults(hang=1.0, budget=1000)).run()
+    assert (ending.outcome, ending.exit_code) == ("stalled", 71)
+
+
+chances = st.sampled_from([0.0, 0.01, 0.05, 0.2])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.builds(
+        Faults,
+        crash=chances, hang=chances, kill_supervisor=st.sampled_from([0.0, 0.5, 1.0]), notice=chances, stop=chances,
+        upload_fails=chances, upload_hopeless=chances, corrupt=chances, poison=chances, deaf=st.sampled_from([0.0, 1.0]),
+        recover_fails=chances, budget=st.integers(0, 30),
+    ),
+    st.builds(
+        Policy,
+        upload_every=st.sampled_from([0.0, 10.0, 300.0]),
+        grace=st.sampled_from([0.0, 10.0, 120.0]),
+        max_without_progress=st.integers(1, 5),
+        keep=st.builds(Keep, last=st.integers(1, 3)),
+    ),
+)  # fmt: skip
+def test_any_world(seed: int, faults: Faults, policy: Policy) -> None:  # type: ignore[valid-type]
+    World(seed, faults, policy).run()

@@ -1,0 +1,231 @@
+"""The cache as a whole: entries, use, eviction, limits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from runner.dataset.cache import DataCache, entry_name
+from runner.dataset.source import Source
+from runner.dataset.sync import Dataset
+from runner.errors import DataError, DiskFull
+from runner.storage.memory import MemoryStore
+
+KIB = 1024
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def source(name: str, size: int = 100 * KIB) -> Source:
+    return Source(f"memory://bucket/{name}", MemoryStore(objects={"file": b"x" * size}))
+
+
+def fill(cache: DataCache, *names: str, size: int = 100 * KIB) -> list[Dataset]:
+    """Datasets that were last used in the order of their names."""
+    datasets = [cache.sync(source(name, size)) for name in names]
+    for age, dataset in enumerate(reversed(datasets)):
+        when = 1_700_000_000 - age * 1000
+        os.utime(dataset.path.parent / "in-use", (when, when))
+    return datasets
+
+
+def names(cache: DataCache) -> list[str]:
+    return [entry.source.rpartition("/")[2] for entry in cache.entries()]
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from runner.dataset.cache import DataCache
+from runner.dataset.sync import Dataset
+with DataCache(Path(sys.argv[1])).use(Dataset(Path(sys.argv[2]), 1, 1, 0, 0, 0.0)):
+    print("holding", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def held_by_another_process(root: Path, dataset: Dataset) -> Iterator[None]:
+    command = [sys.executable, "-c", HOLDER, str(root), str(dataset.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "holding\n"
+        yield
+        process.kill()
+
+
+def test_entries_tell_what_is_there(root: Path) -> None:
+    cache = DataCache(root)
+    assert cache.entries() == []
+    old, new = fill(cache, "old", "new")
+    first, second = cache.entries()
+    assert (first.source, first.path) == ("memory://bucket/old", old.path.parent)
+    assert (first.bytes, first.files, first.complete, first.in_use) == (100 * KIB, 1, True, False)
+    assert (first.last_used, second.last_used) == (1_699_999_000, 1_700_000_000)
+    assert second.path == new.path.parent
+
+
+@pytest.mark.parametrize(
+    ("url", "start"),
+    [
+        ("s3://bucket/data/train/", "train-"),
+        ("s3://bucket", "bucket-"),
+        ("s3://bucket/we ird/näme*", "n-me-"),
+        ("s3://bucket/..", "data-"),
+        ("s3://bucket/" + "x" * 200, "x" * 40 + "-"),
+    ],
+)
+def test_names_are_readable_and_safe(url: str, start: str) -> None:
+    name = entry_name(Source(url, MemoryStore()))
+    assert name.startswith(start)
+    assert len(name) == len(start) + 12
+    assert name == entry_name(Source(url.rstrip("/"), MemoryStore()))
+    assert name != entry_name(Source(url, MemoryStore(), include=("*",)))
+
+
+def test_use_is_seen_and_noted(root: Path) -> None:
+    cache = DataCache(root)
+    [dataset] = fill(cache, "a")
+    with cache.use(dataset) as path:
+        assert path == dataset.path
+        [entry] = cache.entries()
+        assert entry.in_use
+        assert entry.last_used > 1_700_000_000
+    assert not cache.entries()[0].in_use
+
+
+def test_many_may_use_one_dataset(root: Path) -> None:
+    cache = DataCache(root)
+    [dataset] = fill(cache, "a")
+    with cache.use(dataset), cache.use(dataset), held_by_another_process(root, dataset):
+        assert cache.clear().removed == ()
+    assert len(cache.clear().removed) == 1
+
+
+def test_a_dataset_that_was_evicted_cannot_be_used(root: Path) -> None:
+    cache = DataCache(root)
+    [dataset] = fill(cache, "a")
+    cache.clear()
+    with pytest.raises(DataError), cache.use(dataset):
+        pass
+
+
+def test_clear_takes_names_and_urls(root: Path) -> None:
+    cache = DataCache(root)
+    a, _b, _c = fill(cache, "a", "b", "c")
+    done = cache.clear([a.path.parent.name, "memory://bucket/b"])
+    assert [entry.source[-1] for entry in done.removed] == ["a", "b"]
+    assert names(cache) == ["c"]
+    with pytest.raises(DataError, match="nonsense"):
+        cache.clear(["nonsense"])
+    cache.clear()
+    assert sorted(path.name for path in (root / "data").iterdir()) == [".lock"]
+
+
+def test_the_least_recently_used_goes_first(root: Path) -> None:
+    cache = DataCache(root, limit=350 * KIB)
+    fill(cache, "a", "b", "c")
+    assert cache.make_room(50 * KIB) == 0
+    assert cache.make_room(200 * KIB) == 200 * KIB
+    assert names(cache) == ["c"]
+
+
+def test_room_is_made_as_far_as_possible(root: Path) -> None:
+    cache = DataCache(root, limit=350 * KIB)
+    a, _b = fill(cache, "a", "b")
+    with held_by_another_process(root, a):
+        assert cache.make_room(1 << 40) == 100 * KIB
+        assert names(cache) == ["a"]
+
+
+def test_a_sync_evicts_what_nobody_uses(root: Path) -> None:
+    cache = DataCache(root, limit=350 * KIB)
+    a, _b, _c = fill(cache, "a", "b", "c")
+    with held_by_another_process(root, a):
+        cache.sync(source("d", 120 * KIB))
+        assert names(cache) == ["c", "a", "d"]
+
+
+def test_nothing_is_evicted_when_it_would_not_help(root: Path) -> None:
+    cache = DataCache(root, limit=350 * KIB)
+    a, _b, _c = fill(cache, "a", "b", "c")
+    with held_by_another_process(root, a), pytest.raises(DiskFull, match="needs 300 KiB, 50 KiB free within the limit"):
+        cache.sync(source("d", 300 * KIB))
+    assert len([entry for entry in cache.entries() if entry.complete]) == 3
+
+
+def test_incomplete_entries_are_evicted_too(root: Path) -> None:
+    cache = DataCache(root, limit=250 * KIB)
+    [dataset] = fill(cache, "a")
+    (dataset.path.parent / "manifest.json").unlink()
+    cache.sync(source("b", 200 * KIB))
+    assert cache.make_room(250 * KIB) == 200 * KIB
+    assert names(cache) == []
+
+
+def test_an_update_may_use_the_room_of_what_it_replaces(root: Path) -> None:
+    cache = DataCache(root, limit=150 * KIB)
+    store = MemoryStore(objects={"file": b"x" * 100 * KIB})
+    cache.sync(Source("memory://s", store))
+    store.write("file", b"y" * 140 * KIB)
+    assert cache.sync(Source("memory://s", store)).bytes == 140 * KIB
+
+
+def test_what_a_dead_process_threw_away_goes(root: Path) -> None:
+    trash = root / "data/.trash-1234"
+    trash.mkdir(parents=True)
+    (trash / "file").write_bytes(b"x")
+    cache = DataCache(root)
+    assert cache.entries() == []
+    fill(cache, "a")
+    assert not trash.exists()
+
+
+def test_syncing_using_and_clearing_at_once(root: Path) -> None:
+    cache = DataCache(root)
+    stop = threading.Event()
+    evicted = 0
+
+    def keep_clearing() -> None:
+        nonlocal evicted
+        while not stop.is_set():
+            evicted += len(cache.clear().removed)
+
+    clearing = threading.Thread(target=keep_clearing)
+    clearing.start()
+    used = 0
+    for _ in range(60):
+        dataset = cache.sync(source("a", 10))
+        try:
+            with cache.use(dataset) as path:
+                assert (path / "file").read_bytes() == b"x" * 10
+                used += 1
+        except DataError:
+            continue
+    stop.set()
+    clearing.join()
+    assert used + evicted >= 60
+    assert sorted(path.name for path in (root / "data").iterdir() if path.name.startswith(".")) == [".lock"]
+
+
+@pytest.mark.root
+def test_a_full_disk_makes_room_by_itself(mount: Callable[[str], Path]) -> None:
+    disk = mount("size=2m")
+    cache = DataCache(disk)
+    a, _b = fill(cache, "a", "b", size=600 * KIB)
+    with held_by_another_process(disk, a):
+        cache.sync(source("c", 1000 * KIB))
+        assert names(cache) == ["a", "c"]
+        with pytest.raises(DiskFull, match=r"needs 1.8 MiB, .* free on .* missing"):
+            cache.sync(source("d", 1800 * KIB))
+        assert {entry.source[-1] for entry in cache.entries() if entry.complete} == {"a", "c"}

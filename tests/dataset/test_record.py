@@ -1,0 +1,145 @@
+"""What is believed of an entry after a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner.dataset.record import UNKNOWN, Entry, Header, Recorded
+from runner.errors import CloudrunError
+from runner.storage.local import translating
+
+HEADER = Header("s3://b/p", ("*.jpg",), ())
+
+
+def file(name: str, size: int = 1) -> Recorded:
+    return Recorded(name, f"p/{name}", size, "v", 1_700_000_000_123_456_789, "00000000")
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Entry:
+    return Entry(tmp_path / "entry")
+
+
+def test_nothing_is_known_of_nothing(entry: Entry) -> None:
+    assert entry.read() == {}
+    assert entry.header() == UNKNOWN
+    assert not entry.is_complete()
+    assert entry.last_used() == 0
+
+
+def test_progress_grows_and_becomes_the_manifest(entry: Entry) -> None:
+    progress = entry.reopen(HEADER, [file("old")])
+    progress.commit([file("a"), file("b", 7)])
+    progress.commit([])
+    assert list(entry.read()) == ["old", "a", "b"]
+    assert entry.header() == Header("s3://b/p", ("*.jpg",), (), None, 3, 9)
+    progress.close()
+    done = Header("s3://b/p", ("*.jpg",), (), 1.5)
+    entry.complete(done, {"a": file("a"), "b": file("b", 7)})
+    assert entry.read() == {"a": file("a"), "b": file("b", 7)}
+    assert entry.header() == Header("s3://b/p", ("*.jpg",), (), 1.5, 2, 8)
+    assert not entry.progress.exists()
+    assert json.loads(entry.manifest.read_bytes())["format"] == 1
+
+
+def test_an_empty_manifest_is_json_too(entry: Entry) -> None:
+    entry.reopen(HEADER, []).close()
+    entry.complete(Header("u", (), (), 1.0), {})
+    assert json.loads(entry.manifest.read_bytes())["files"] == []
+    assert entry.header() == Header("u", (), (), 1.0)
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 3))
+def test_a_torn_line_ends_the_record(entry: Entry, cut: int) -> None:
+    progress = entry.reopen(HEADER, [])
+    progress.commit([file("a"), file("b")])
+    progress.close()
+    os.truncate(entry.progress, entry.progress.stat().st_size - cut)
+    assert list(entry.read()) == ["a"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]\n", "null\n", '{"source": "x"}', '{"source": "x"}\n{"path": 1}\n'])
+def test_nonsense_is_no_record(entry: Entry, text: str) -> None:
+    entry.folder.mkdir()
+    entry.progress.write_text(text)
+    entry.manifest.write_text(text)
+    assert entry.read() == {}
+    assert entry.header().completed_at is None
+
+
+def test_hostile_paths_are_not_believed(entry: Entry) -> None:
+    with_hostile = [file("../x"), file("/etc/x"), file("a/../../x"), file("fine")]
+    entry.reopen(HEADER, with_hostile).close()
+    assert list(entry.read()) == ["fine"]
+
+
+def test_a_crash_between_record_and_manifest_believes_the_manifest(entry: Entry) -> None:
+    entry.reopen(HEADER, []).close()
+    entry.complete(Header("u", (), (), 1.0), {"a": file("a")})
+    entry.progress.write_text('{"source": "u"}\n')
+    assert list(entry.read()) == ["a"]
+    entry.sweep()
+    assert not entry.progress.exists()
+    assert entry.is_complete()
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from runner.clock import SystemClock
+from runner.dataset.cache import DataCache
+from runner.dataset.source import Source
+from runner.storage.memory import MemoryStore
+store = MemoryStore(objects={"a": b"1", "b": b"2"})
+DataCache(Path(sys.argv[1]), commit_every=3600).sync(Source("memory://s", store), workers=1)
+"""
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not here")
+def test_files_reach_the_disk_before_their_lines(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    calls = "trace=rename,syncfs,fsync,unlink"
+    command = ["strace", "-f", "-y", "-s", "300", "-o", str(trace), "-e", calls, sys.executable, "-B", "-c", SCRIPT]
+    done = subprocess.run([*command, str(tmp_path / "cache")], check=False, capture_output=True, text=True)
+    if "ptrace" in done.stderr:
+        pytest.skip("tracing is not allowed here")
+    assert done.returncode == 0, done.stderr
+    steps = [_step(line) for line in trace.read_text().splitlines() if "/cache/" in line]
+    commit = ["syncfs files", "fsync progress.jsonl"]
+    starts = [number for number, step in enumerate(steps) if step == "syncfs files"]
+    assert all(steps[start : start + 2] == commit for start in starts)
+    assert steps.index("rename a") < steps.index("syncfs files")
+    assert (
+        steps.index("rename b")
+        < starts[-1]
+        < steps.index("rename manifest.json")
+        < steps.index("unlink progress.jsonl")
+    )
+    before_manifest = steps[: steps.index("rename manifest.json")]
+    assert "part" in before_manifest[-1]
+
+
+def _step(line: str) -> str:
+    match = re.search(r"(rename|syncfs|fsync|unlink)\((.*)\) += 0", line)
+    if not match:
+        return line
+    call, arguments = match.groups()
+    names = re.findall(r"/([^/<>\"]+)[>\"]", arguments)
+    return f"{call} {names[-1]}"
+
+
+def test_trouble_with_the_disk_is_ours(entry: Entry) -> None:
+    with pytest.raises(CloudrunError), translating("x"):
+        entry.complete(Header("u", (), (), 1.0), {"a": file("a")})
+        entry.manifest.unlink()
+        entry.manifest.mkdir()
+        (entry.manifest / "full").mkdir()
+        entry.complete(Header("u", (), (), 1.0), {"a": file("a")})
