@@ -317,8 +317,9 @@ def react_stopping(policy: Policy, state: State, phase: Stopping, event: Event, 
     match event:
         case on.TrainerExited():
             return after_stop(policy, state, phase, event, now)
-        case on.StopRequested() if isinstance(phase.aim, Restart):
-            return to(state, replace(phase, aim=Leave(event.ending)))
+        case on.StopRequested(now=False) if not isinstance(phase.aim, Leave):
+            until = min(phase.until, now + max(policy.grace, SHORTEST_GRACE))
+            return to(state, replace(phase, aim=Leave(event.ending), until=until))
         case on.StopRequested():
             return harder(to_phase(state, replace(phase, aim=Leave(event.ending), hurried=True)), now)
         case on.NoticeReceived():

@@ -38,8 +38,9 @@ class Content:
 def content_of(path: Path) -> Content:
     """Read the whole file."""
     size, checksum = 0, 0
-    buffer = memoryview(bytearray(READ_AT_ONCE))
     with open(path, "rb", 0) as file:
+        # One byte more than the file, so that a small one takes one read and no large buffer.
+        buffer = memoryview(bytearray(min(READ_AT_ONCE, os.fstat(file.fileno()).st_size + 1)))
         while count := file.readinto(buffer):
             size += count
             checksum = crc32c(buffer[:count], checksum)
@@ -84,7 +85,8 @@ class Fetcher:
 
     def __init__(self, source: Source, entry: Entry, stop: threading.Event) -> None:
         self._source = source
-        self._entry = entry
+        self._files = entry.files
+        self._parts = entry.parts
         self._stop = stop
         self._folders: set[Path] = set()
         self.meter = Meter()
@@ -98,14 +100,14 @@ class Fetcher:
 
     def remove(self, path: str) -> None:
         """Remove a file that we brought, and the folders that this leaves empty."""
-        target = self._entry.files / path
+        target = self._files / path
         if not self._is_inside(target.parent):
             return
         with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             target.unlink()
         with suppress(OSError):
             for folder in Path(path).parents[:-1]:
-                (self._entry.files / folder).rmdir()
+                (self._files / folder).rmdir()
 
     def make_folder(self, folder: Path) -> None:
         """Make a folder below ``files``. Raises DataError when something that is not ours is in the way."""
@@ -120,10 +122,10 @@ class Fetcher:
         self._folders.add(folder)
 
     def _is_inside(self, folder: Path) -> bool:
-        return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(self._entry.files))
+        return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(self._files))
 
     def _bring(self, item: Fetch, dropped: threading.Event) -> Recorded:
-        part = self._entry.parts / secrets.token_hex(8)
+        part, target = self._parts / secrets.token_hex(8), self._files / item.path
         count = FileMeter(self.meter, item.size)
 
         def moved(size: int) -> None:
@@ -133,14 +135,13 @@ class Fetcher:
 
         try:
             self._source.store.download(item.key, part, version=item.version, on_bytes=moved)
-            with translating(str(self._entry.files / item.path)):
+            with translating(str(target)):
                 file = _recorded(item, content_of(part))
-                self._publish(part, self._entry.files / item.path)
+                self._publish(part, target)
         except BaseException:
             count.move_to(0)
-            raise
-        finally:
             part.unlink(missing_ok=True)
+            raise
         count.move_to(item.size)
         return file
 

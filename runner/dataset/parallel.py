@@ -62,6 +62,13 @@ class Crew(Generic[_Item, _Result]):
             for thread in threads:
                 thread.join()
 
+    def rest(self) -> Iterator[_Result]:
+        """Results that came when nobody waited any more, after :meth:`results` was closed."""
+        while not self._results.empty():
+            result = self._results.get()
+            if not isinstance(result, Failure | _Left):
+                yield result
+
     def _collect(self, working: int, tick: float) -> Iterator[_Result | Failure[_Item] | Tick]:
         while working:
             try:

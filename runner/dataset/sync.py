@@ -163,17 +163,11 @@ class Sync:
     def _damaged(self, known: Mapping[str, Recorded]) -> set[str]:
         """Paths of recorded files that are not, or no longer, what was written."""
         self.report(SyncProgress("checking", files_total=len(known), message=self.source.url))
-        damaged = {file.path for file in self._unless_stopped(known.values()) if not self._looks_right(file)}
+        files = str(self.entry.files)
+        damaged = {file.path for file in self._unless_stopped(known.values()) if not _looks_right(file, files)}
         if self.source.verify:
             damaged |= self._wrong_content([file for file in known.values() if file.path not in damaged])
         return damaged
-
-    def _looks_right(self, file: Recorded) -> bool:
-        try:
-            info = os.lstat(os.path.join(self.entry.files, file.path))
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return stat.S_ISREG(info.st_mode) and (info.st_size, info.st_mtime_ns) == (file.size, file.mtime_ns)
 
     def _is_wrong(self, file: Recorded) -> tuple[str, bool]:
         try:
@@ -215,6 +209,8 @@ class Sync:
                     if said.is_due():
                         self.report(self._progress(todo, len(done), fetcher.meter.total()))
         finally:
+            for result in crew.rest():
+                batch.add(result)
             batch.commit()
         self._raise_if_stopped()
         if failures:
@@ -275,6 +271,15 @@ class Batch:
         # Forgotten first: a record that failed half way is not tried again.
         files, self._files, self._bytes = self._files, [], 0
         self._progress.commit(files)
+
+
+def _looks_right(file: Recorded, folder: str) -> bool:
+    """Whether the file below ``folder`` has the size and the time that it was given when it was written."""
+    try:
+        info = os.lstat(f"{folder}/{file.path}")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return stat.S_ISREG(info.st_mode) and (info.st_size, info.st_mtime_ns) == (file.size, file.mtime_ns)
 
 
 def _in_blocks(sizes: list[int], block: int) -> int:

@@ -50,8 +50,13 @@ def journal_lines(store: ObjectStore | None, local: LocalLayout, run: int, *, wi
     here = local_segments(local, run, "journal")
     there = stored_segments(store, keys, run, "journal") if store is not None else {}
     wanted = sorted((one for one in {*here, *there} if one.attempt_id != without), key=order)
-    for _, record in groupby(wanted, key=lambda one: (one.attempt, one.attempt_id)):
-        yield from read_lines(segment_bytes(store, here, there, one) for one in record)
+    records = [
+        (attempt, list(read_lines(segment_bytes(store, here, there, one) for one in record)))
+        for (attempt, _), record in groupby(wanted, key=lambda one: (one.attempt, one.attempt_id))
+    ]
+    # Sessions that began no attempt of their own share a number; among those only time tells the order.
+    for _, lines in sorted(records, key=lambda record: (record[0], record[1][0]["at"] if record[1] else 0.0)):
+        yield from lines
 
 
 def segment_bytes(

@@ -11,11 +11,14 @@ from typing import Any
 from runner.checkpoint.layout import LocalLayout, Segment, StoreLayout
 from runner.clock import Clock
 from runner.core.ledger import Account, fold, status
+from runner.core.events import Progressed
 from runner.core.record import Entry, Line, is_worth_a_line, to_line
 from runner.errors import CloudrunError
 from runner.files import write_atomically
 from runner.storage.api import ObjectStore
 from runner.supervisor.history import journal_lines, local_segments, stored_segments
+
+SHORTEST_PAUSE = 0.5
 
 
 class Shipper:
@@ -50,6 +53,7 @@ class Shipper:
         self._run = 0
         self._told = False
         self._leaving = threading.Event()
+        self._news = threading.Event()
         self._thread = threading.Thread(target=self._work, name="shipper", daemon=True)
 
     def start(self) -> None:
@@ -62,16 +66,23 @@ class Shipper:
         with self._lock:
             self._pending.append(to_line(entry))
             self._run = entry.state.ledger.run
+        if not isinstance(entry.event, Progressed):
+            self._news.set()
 
     def close(self, patience: float) -> None:
         """Ship what is left, for at most ``patience`` seconds."""
         self._leaving.set()
+        self._news.set()
         if self._thread.ident is not None:
             self._thread.join(patience)
 
     def _work(self) -> None:
-        while not self._leaving.wait(self._every):
+        """Every few seconds; what changes the job's fate goes at once, since the machine may be next."""
+        while not self._leaving.is_set():
+            self._news.wait(self._every)
+            self._news.clear()
             self._ship()
+            self._leaving.wait(SHORTEST_PAUSE)
         self._ship()
 
     def _ship(self) -> None:

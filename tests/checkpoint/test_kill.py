@@ -33,6 +33,8 @@ NURSERY = """
         torch.save(state, f"{folder}/step-{step}.pt", _use_new_zipfile_serialization=False)
 
     def folder_in_place(folder, step):
+        if step == 1:  # a first one with proof shows which files belong to a checkpoint
+            return renamed(folder, step)
         os.mkdir(f"{folder}/step-{step}")
         torch.save(state, f"{folder}/step-{step}/model.pt")
         torch.save(state, f"{folder}/step-{step}/optim.pt")
@@ -90,21 +92,18 @@ def load(found: Found) -> None:
         assert torch.load(file, weights_only=True)["w11"].shape == (300, 100)
 
 
-@pytest.mark.parametrize(
-    ("way", "rounds", "longest_s"),
-    [("in_place", 8, 0.2), ("one_name", 8, 0.2), ("folder_in_place", 4, 0.9), ("renamed", 8, 0.15)],
-)
+@pytest.mark.parametrize(("way", "rounds"), [("in_place", 8), ("one_name", 8), ("folder_in_place", 8), ("renamed", 6)])
 def test_after_a_kill_everything_that_is_taken_loads(
-    nursery: subprocess.Popen[str], tmp_path: Path, way: str, rounds: int, longest_s: float
+    nursery: subprocess.Popen[str], tmp_path: Path, way: str, rounds: int
 ) -> None:
     taken = 0
     for number in range(rounds):
         folder = tmp_path / str(number)
         folder.mkdir()
-        shelf = Shelf(folder, settle_s=0.05, unknown_settle_s=0.4)
+        shelf = Shelf(folder, settle_s=0.05)
         trainer = Trainer(nursery, way, folder)
         during = list[Found]()
-        end = time.time() + random.uniform(longest_s / 4, longest_s)
+        end = time.time() + random.uniform(0.05, 0.2)
         while time.time() < end:
             during += shelf.look(time.time())
             time.sleep(0.01)
@@ -118,7 +117,7 @@ def test_after_a_kill_everything_that_is_taken_loads(
         for found in Shelf(folder).last_look(time.time(), clean_exit=False)[-2:]:
             load(found)
         shutil.rmtree(folder)
-    assert way == "one_name" or taken > rounds
+    assert way == "one_name" or taken > rounds / 2
 
 
 def test_a_killed_legacy_save_is_taken_only_with_proof(nursery: subprocess.Popen[str], tmp_path: Path) -> None:

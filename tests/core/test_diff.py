@@ -6,7 +6,7 @@ import posixpath
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.core.diff import Conflict, Fetch, Folder, Keep, Plan, Remove, Selection, Skip, Totals, flaw, matches, plan
@@ -83,6 +83,7 @@ def test_patterns(pattern: str, path: str, expected: bool) -> None:
     assert matches(pattern, path) is expected
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab/*?[]!-.^\\", max_size=12), st.text(alphabet="ab/.-", max_size=8))
 def test_no_pattern_is_an_error(pattern: str, path: str) -> None:
     matches(pattern, path)
@@ -240,6 +241,7 @@ def paths_of(result: Plan) -> set[str]:
     return fetched | kept | {folder.path for folder in result.folders}
 
 
+@settings(deadline=None)
 @given(LISTING, RECORD, PREFIX)
 def test_nothing_is_ever_planned_outside(listing: list[Item], record: dict[str, Item], prefix: str) -> None:
     result = plan(listing, record, prefix=prefix)
@@ -248,6 +250,7 @@ def test_nothing_is_ever_planned_outside(listing: list[Item], record: dict[str, 
         assert not path.startswith("/")
 
 
+@settings(deadline=None)
 @given(LISTING, RECORD, PREFIX)
 def test_every_object_is_accounted_for_once(listing: list[Item], record: dict[str, Item], prefix: str) -> None:
     result = plan(listing, record, prefix=prefix)
@@ -258,6 +261,7 @@ def test_every_object_is_accounted_for_once(listing: list[Item], record: dict[st
     assert len(paths_of(result)) == len(result.fetch) + len(result.keep) + len(result.folders)
 
 
+@settings(deadline=None)
 @given(LISTING, RECORD, PREFIX)
 def test_files_of_a_plan_without_conflicts_can_stand_together(
     listing: list[Item], record: dict[str, Item], prefix: str
@@ -271,6 +275,7 @@ def test_files_of_a_plan_without_conflicts_can_stand_together(
         assert {item.path for item in result.remove} == record.keys() - files
 
 
+@settings(deadline=None)
 @given(LISTING, PREFIX)
 def test_a_plan_that_was_carried_out_leaves_nothing_to_do(listing: list[Item], prefix: str) -> None:
     first = plan(listing, {}, prefix=prefix)

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.core.policy import Keep, Policy
-
-spec = importlib.util.spec_from_file_location("cloudrun_world", Path(__file__).with_name("world.py"))
-assert spec is not None
-assert spec.loader is not None
-world_module = importlib.util.module_from_spec(spec)
-sys.modules["cloudrun_world"] = world_module
-spec.loader.exec_module(world_module)
-Faults, World = world_module.Faults, world_module.World
+from tests.core.world import Faults, World
 
 KINDS = {
     "calm": Faults(),
@@ -86,5 +75,5 @@ chances = st.sampled_from([0.0, 0.01, 0.05, 0.2])
         keep=st.builds(Keep, last=st.integers(1, 3)),
     ),
 )  # fmt: skip
-def test_any_world(seed: int, faults: Faults, policy: Policy) -> None:  # type: ignore[valid-type]
+def test_any_world(seed: int, faults: Faults, policy: Policy) -> None:
     World(seed, faults, policy).run()

@@ -10,6 +10,7 @@ import heapq
 import math
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import NoReturn
 
 from runner.core import actions as do
 from runner.core import events as on
@@ -124,7 +125,6 @@ class World:
                     self.broken("left while the trainer runs")
                 return self.state.phase.ending
         self.broken("the loop spins")
-        return None
 
     def turn(self) -> bool:
         """The next thing that happens. False when the machine is gone."""
@@ -260,7 +260,8 @@ class World:
         signatures = {one.signature for one in self.stored.values()}
         local = tuple(one for one in self.disk.local.values() if one.signature not in signatures)
         trained = self.disk.trained and any(one.step == LAST_STEP for one in (*local, *self.stored.values()))
-        stored, rejected = tuple(self.stored.values()), ()
+        stored = tuple(self.stored.values())
+        rejected: tuple[Rejected, ...] = ()
         if self.corrupt and self.random.random() < 0.3:
             bad = self.random.choice(sorted(self.corrupt))
             rejected = (Rejected(bad, None, "an object is missing"),)
@@ -360,7 +361,7 @@ class World:
         elif ending.exit_code == 73 and all(one.step != LAST_STEP for one in self.disk.local.values()):
             self.broken("the last checkpoint is neither stored nor on the disk")
 
-    def broken(self, what: str) -> None:
+    def broken(self, what: str) -> NoReturn:
         raise BrokenPromise(what + "\n" + "\n".join(self.log[-60:]))
 
     # -- dice ----------------------------------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ def test_anchors_and_merges_within_reason(tmp_path: Path) -> None:
 
 
 def test_the_environment_of_the_trainer(tmp_path: Path) -> None:
-    lines = "# notes\n\nexport A=1 # one\nB='x # y'\nC=\"two\\nlines\"\nD=\nE = a=b\nB2=x#y\n"
+    lines = "# notes\n\nexport A=1 # one\nB='x # y' # note\nC=\"two\\nlines\"\nD=\nE = a=b\nB2=x#y\n"
     (tmp_path / ".env").write_text(lines, encoding="utf-8")
     spec = load(
         tmp_path, "name: a\ncommand: b\nenv_file: .env\nenv: {A: over}\nsecrets: TOKEN\n", TOKEN="s3cr3t", OTHER="no"
