@@ -7,9 +7,11 @@ BIN := $(VENV)/bin
 
 .PHONY: quickstart test lint bench clean
 
-$(VENV)/.ok: pyproject.toml constraints-ci.txt scripts/install
-	scripts/install $(VENV) $(PY)
-	touch $@
+quickstart: $(VENV)/.ok
+	scripts/quickstart
+
+test: $(VENV)/.ok
+	$(BIN)/pytest -n 2 --dist worksteal -m 'not soak'
 
 lint: $(VENV)/.ok
 	$(BIN)/ruff format --check .
@@ -17,5 +19,12 @@ lint: $(VENV)/.ok
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+bench: $(VENV)/.ok
+	$(BIN)/python scripts/bench/footprint.py
+
 clean:
 	rm -rf $(VENV) quickstart-data
+
+$(VENV)/.ok: pyproject.toml constraints-ci.txt scripts/install
+	scripts/install $(VENV) $(PY)
+	touch $@

@@ -57,7 +57,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-class TransferStopped(CloudrunError):  # noqa: N818 (named like its siblings in runner.errors)
+class TransferStopped(CloudrunError):
     """Somebody asked the transfer to end early. Nothing was committed, nothing was published."""
 
     exit_code = ExitCode.PREEMPTED

@@ -10,8 +10,8 @@ from typing import Any
 
 from runner.checkpoint.layout import LocalLayout, Segment, StoreLayout
 from runner.clock import Clock
-from runner.core.ledger import Account, fold, status
 from runner.core.events import Progressed
+from runner.core.ledger import Account, fold, status
 from runner.core.record import Entry, Line, is_worth_a_line, to_line
 from runner.errors import CloudrunError
 from runner.files import write_atomically

@@ -12,7 +12,18 @@ from runner.core import decide as rules
 from runner.core import events as on
 from runner.core.decide import decide, wake_at
 from runner.core.policy import Policy
-from runner.core.state import BackingOff, Checkpoint, Ending, Finished, Flushing, Ledger, Running, State, Stopping, Waiting
+from runner.core.state import (
+    BackingOff,
+    Checkpoint,
+    Ending,
+    Finished,
+    Flushing,
+    Ledger,
+    Running,
+    State,
+    Stopping,
+    Waiting,
+)
 from runner.errors import ExitCode
 from tests.core.matrix import EVENTS, NOW, PHASES, POLICY, RUNNING, SAVED, STORED, TERM, checkpoint, ledger_for, table
 

@@ -360,7 +360,7 @@ def test_a_full_disk_says_how_much_is_missing(mount: Callable[[str], Path], tmp_
     store.write("before", b"kept")
     source = tmp_path / "source"
     source.write_bytes(b"x" * (5 << 20))
-    with pytest.raises(DiskFull, match="needs 5 MiB, .* missing"):
+    with pytest.raises(DiskFull, match=r"needs 5 MiB, .* missing"):
         store.upload(source, "big")
     with pytest.raises(DiskFull):
         store.write("big", b"x" * (5 << 20))
