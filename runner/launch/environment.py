@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +37,6 @@ def trainer_environment(base: Mapping[str, str], own: Mapping[str, str], place: 
     result = {name: value for name, value in base.items() if name not in NOT_INHERITED} | dict(own)
     for name, value in defaults(place).items():
         result.setdefault(name, value)
-    if shutil.which("python", path=result.get("PATH", os.defpath)) is None:
-        result["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), result.get("PATH", os.defpath)])
     return result | {
         "CLOUDRUN_JOB": place.job,
         "CLOUDRUN_RUN": str(place.run),

@@ -42,8 +42,8 @@ def _missing_program(spec: JobSpec, search_path: str) -> Iterator[Problem]:
         where = _shown(spec, spec.workdir, str(workdir))
         yield problem_at(spec, "workdir", f"there is no folder {where}", "it is relative to the spec's folder")
         return
-    if spec.argv is None:
-        return
+    if spec.argv is None or spec.setup is not None:
+        return  # what a setup script brings is not there before it has run
     if not _is_program(spec.argv[0], workdir, search_path):
         yield problem_at(
             spec, "command", f"there is no program {_shown(spec, spec.argv[0])} here", _program_hint(spec.argv[0])

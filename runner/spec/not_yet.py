@@ -19,7 +19,7 @@ def _in_the_cloud(value: object) -> bool:
 
 
 def _several(value: object) -> bool:
-    return isinstance(value, tuple)
+    return isinstance(value, tuple) or (isinstance(value, str) and any(sign in value for sign in "*?["))
 
 
 def _foreign_format(value: object) -> bool:
@@ -53,7 +53,7 @@ LATER = (
     Later("storage.file"),
     Later("data.*.source", "a source in the cloud", "bring the data to a folder first: file:///folder", _in_the_cloud),
     Later("data.*.mode", "{value}", "write mode: copy"),
-    Later("checkpoints.dir", "a list of folders", "give one folder", _several),
+    Later("checkpoints.dir", "more than one folder", "give one folder, without wildcards", _several),
     Later("checkpoints.format", "{value}", "write any: files that are still are taken as complete", _foreign_format),
     Later("checkpoints.keep.best"),
     Later("checkpoints.ask"),

@@ -55,11 +55,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, bucket: Path) -> str:
 def test_killed_again_and_again(machine: Machine, bucket: Path, undisturbed: str, wiped: bool) -> None:
     machine.extra = {"QUICKSTART_BUCKET": str(bucket), "QUICKSTART_STORE": str(machine.store)}
     dice = random.Random(7)
-    kills = (
-        ["trainer"] * (TRAINER_KILLS // 2) + ["supervisor"] * SUPERVISOR_KILLS
-        if wiped
-        else (["trainer"] * TRAINER_KILLS + ["supervisor"] * SUPERVISOR_KILLS)
-    )
+    kills = ["trainer"] * TRAINER_KILLS + ["supervisor"] * SUPERVISOR_KILLS
     dice.shuffle(kills)
     supervisor = submit(machine)
     for victim in kills:

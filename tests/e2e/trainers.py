@@ -24,7 +24,7 @@ def load():
     if not resume:
         return 0
     with zipfile.ZipFile(resume) as archive:
-        return int(archive.read("archive/data/0").decode().rpartition("weights")[2])
+        return int(archive.read("archive/data/0").rpartition(b"weights")[2])
 
 
 def note(text):

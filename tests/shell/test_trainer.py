@@ -105,16 +105,20 @@ def test_signal_for_a_dead_trainer_is_no_error(stage: Any) -> None:
 # --- what a trainer starts with ---
 
 
+# Signals 32 and 33 belong to the C library: no program can set them, and some environments hand them on ignored.
+OF_THE_C_LIBRARY = 0b11 << 31
+
+
 def test_trainer_starts_with_default_signals(stage: Any) -> None:
     stage.start(["grep", "-E", "^Sig(Ign|Blk)", "/proc/self/status"]).wait(timeout=10)
-    assert {int(line.split()[1], 16) for line in stage.output().splitlines()} == {0}
+    assert {int(line.split()[1], 16) & ~OF_THE_C_LIBRARY for line in stage.output().splitlines()} == {0}
 
 
 def test_nohup_is_kept_and_nothing_else(stage: Any) -> None:
     command = [sys.executable, str(CHILDREN / "supervise.py"), str(stage.folder), "grep", "SigIgn", "/proc/self/status"]
     done = subprocess.run(["nohup", *command], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("SigIgn")]
-    assert int(line.split()[1], 16) == 1 << (signal.SIGHUP - 1)
+    assert int(line.split()[1], 16) & ~OF_THE_C_LIBRARY == 1 << (signal.SIGHUP - 1)
 
 
 def test_trainer_inherits_no_file_and_reads_nothing(stage: Any) -> None:

@@ -1,0 +1,51 @@
+"""Room for the next checkpoints, when the disk runs short: what is stored elsewhere, or rubbish, goes first."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from runner.checkpoint.local import delete, scan
+from runner.checkpoint.transfer import list_stored
+from runner.core.events import Noticed
+from runner.core.state import Checkpoint
+from runner.supervisor.recovery import Ground
+from runner.supervisor.session import Session
+from runner.units import format_size
+
+# A trainer writes the next checkpoint before it deletes an old one.
+CHECKPOINTS_AHEAD = 2
+
+
+def make_room(session: Session, ground: Ground, wanted: Checkpoint) -> None:
+    """See that checkpoints like ``wanted`` fit, which itself stays. A complete one goes only if it is stored."""
+    folders = session.folders(ground.run)
+    needed = CHECKPOINTS_AHEAD * wanted.bytes
+    if free(folders.checkpoints) >= needed:
+        return
+    for path in expendable(session, ground, wanted):
+        session.post(Noticed(f"the disk is nearly full: {path.name} is deleted here; it is stored, or was set aside"))
+        delete(path)
+        if free(folders.checkpoints) >= needed:
+            return
+    session.cache.make_room(needed)
+    missing = needed - free(folders.checkpoints)
+    if missing > 0:
+        session.post(Noticed(f"the disk is nearly full: {format_size(missing)} are missing for the next checkpoints"))
+
+
+def expendable(session: Session, ground: Ground, wanted: Checkpoint) -> Iterator[Path]:
+    """What may go, the least useful first."""
+    folders = session.folders(ground.run)
+    if folders.set_aside.is_dir():
+        yield from sorted(folders.set_aside.iterdir())
+    told = list_stored(session.store, session.keys, ground.run)
+    stored = {one.signature for one in told if isinstance(one, Checkpoint)} - {wanted.signature}
+    here = [found for found in scan(folders.checkpoints, session.spec.checkpoints.format) if found.signature in stored]
+    yield from (found.path for found in sorted(here, key=lambda found: found.newest_mtime))
+
+
+def free(folder: Path) -> int:
+    """Bytes that an ordinary user may still write there."""
+    return shutil.disk_usage(folder).free
