@@ -7,8 +7,9 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ from runner.supervisor.trainer import OrphanReaper
 
 AUTO_UPLOAD_EVERY = 300.0
 STORE_PATIENCE = 60.0
+# Commands that ask whether a job runs hold its lock for a moment.
+SECONDS_OF_A_LOOK = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,8 @@ class Orphans:
     """As PID 1, or for daemons of a killed guard: what nobody waits for is reaped."""
 
     name = "orphans"
-    every = 5.0
+    # A look costs some microseconds for each process of the machine, of which there may be thousands.
+    every = 30.0
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -192,21 +196,30 @@ def started(session: Session, monitors: tuple[StopRequests, Orphans]) -> Started
 @contextmanager
 def alone(job: Job, session: Session) -> Iterator[None]:
     """Be this machine's only supervisor of the job, and say who we are."""
-    try:
-        lock = locked(job.local.lock, wait=False)
-        lock.__enter__()
-    except BlockingIOError:
-        who = read_supervisor(job.local).get("pid", "unknown")
-        raise UsageError(
-            f"job {job.spec.name} is running on this machine already (process {who})",
-            f"look at it with: cloudrun status {job.spec.name}; stop it with: cloudrun stop {job.spec.name}",
-        ) from None
-    try:
+    with ExitStack() as held:
+        if not take(job.local.lock, held, session.clock):
+            who = read_supervisor(job.local).get("pid", "unknown")
+            raise UsageError(
+                f"job {job.spec.name} is running on this machine already (process {who})",
+                f"look at it with: cloudrun status {job.spec.name}; stop it with: cloudrun stop {job.spec.name}",
+            )
         job.local.stop_request.unlink(missing_ok=True)
         write_atomically(job.local.supervisor, json.dumps(describe(job, session)).encode())
         yield
-    finally:
-        lock.__exit__(None, None, None)
+
+
+def take(lock: Path, held: ExitStack, clock: Clock) -> bool:
+    """Hold the lock as long as ``held`` lasts. False when somebody keeps it, longer than a look at it takes."""
+    give_up = clock.now() + SECONDS_OF_A_LOOK
+    while True:
+        try:
+            held.enter_context(locked(lock, wait=False))
+        except BlockingIOError:
+            if clock.now() >= give_up:
+                return False
+            time.sleep(SECONDS_OF_A_LOOK / 20)
+        else:
+            return True
 
 
 def describe(job: Job, session: Session) -> dict[str, Any]:

@@ -269,6 +269,7 @@ def _step_in_pickle(data: bytes) -> int | None:
 # ---- folders
 
 
+_LAST_WRITTEN = frozenset({".metadata", "trainer_state.json"})
 _REQUIRED = {
     "dcp": (r"(.*/)?\.metadata", "has no .metadata"),
     "transformers": (r"trainer_state\.json", "has no trainer_state.json, which the trainer writes last"),
@@ -299,25 +300,30 @@ def _walk(folder: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
             yield prefix + entry.name, status
 
 
+def may_be_checkpoint(folder: Path, format: str) -> bool:  # noqa: A002 (the word of the spec)
+    """What a folder's own name, or one at its top, suggests: told without a walk, which in a data folder takes long."""
+    if format == "any" or step_of(folder.name) is not None:
+        return True
+    with os.scandir(folder) as entries:
+        return any(entry.name in _LAST_WRITTEN or entry.name.lower().endswith(SUFFIXES) for entry in entries)
+
+
 def _judge_folder(path: Path, wanted: str) -> Verdict:
-    members = [name for name, _ in walk(path) if not name.endswith("/")]
-    if wanted not in ("any", "torch") and not _is_checkpoint_folder(path.name, members):
+    if not may_be_checkpoint(path, wanted):
         return _other("is a folder without checkpoint files")
+    members = [name for name, _ in walk(path) if not name.endswith("/")]
     if not members:
         raise _BrokenError("is an empty folder")
     _check_names(path)
     formats = {_judge_member(path, member).format for member in members}
+    named = step_of(path.name) is not None or not _LAST_WRITTEN.isdisjoint(members)
+    if wanted != "any" and not named and formats == {"any"}:
+        return _other("is a folder without checkpoint files: what ends in .bin there is data")
     if wanted in ("torch", "ultralytics", "composer") and not formats & {"torch", "pickle"}:
         return _other("is a folder without torch files")
     if wanted in _REQUIRED and not any(re.fullmatch(_REQUIRED[wanted][0], member) for member in members):
         raise _BrokenError(_REQUIRED[wanted][1])
     return _by_trainer(path, frozenset(members))
-
-
-def _is_checkpoint_folder(name: str, members: list[str]) -> bool:
-    known = (".metadata", "trainer_state.json")
-    inside = (member for member in members if "/" not in member)
-    return step_of(name) is not None or any(m in known or m.lower().endswith(SUFFIXES) for m in inside)
 
 
 def _check_names(folder: Path) -> None:

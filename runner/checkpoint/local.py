@@ -17,7 +17,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from runner.checkpoint.formats import Verdict, is_never, judge, looks_like_checkpoint, step_of, walk, with_step
+from runner.checkpoint.formats import (
+    Verdict,
+    is_never,
+    judge,
+    looks_like_checkpoint,
+    may_be_checkpoint,
+    step_of,
+    walk,
+    with_step,
+)
 from runner.checkpoint.layout import MANIFEST_NAME
 from runner.checkpoint.manifest import check_path, signature
 from runner.core.state import Checkpoint
@@ -95,9 +104,10 @@ class _Seen:
 def scan(folder: Path, format: str = "auto") -> list[Found]:  # noqa: A002 (the word of the spec)
     """Every entry that is not hidden, temporary, a link or a special file; complete or not, as the verdict says.
 
-    A folder that does not exist is empty.
+    Folders in which no name suggests a checkpoint are left out, however much is in them. A folder that does not exist
+    is empty.
     """
-    return [_found(folder / name, stats, format) for name, stats in _entries(folder)]
+    return [_found(folder / name, stats, format) for name, stats in _entries(folder, format)]
 
 
 def local_files(path: Path) -> tuple[tuple[LocalFile, int], ...]:
@@ -106,7 +116,7 @@ def local_files(path: Path) -> tuple[tuple[LocalFile, int], ...]:
     return tuple(zip(stats.files, stats.inodes, strict=True))
 
 
-def _entries(folder: Path) -> Iterator[tuple[str, _Stats]]:
+def _entries(folder: Path, wanted: str) -> Iterator[tuple[str, _Stats]]:
     try:
         with os.scandir(folder) as listing:
             entries = [entry for entry in listing if not is_never(entry.name) and not entry.is_symlink()]
@@ -115,8 +125,9 @@ def _entries(folder: Path) -> Iterator[tuple[str, _Stats]]:
     for entry in sorted(entries, key=lambda entry: entry.name):
         # An entry may vanish, or be swapped for another, between the listing and now.
         with suppress(OSError):
-            if entry.is_file() or entry.is_dir():
-                yield entry.name, _stats(Path(entry.path))
+            path = Path(entry.path)
+            if entry.is_file() or (entry.is_dir() and may_be_checkpoint(path, wanted)):
+                yield entry.name, _stats(path)
 
 
 def _stats(path: Path) -> _Stats:
@@ -196,18 +207,6 @@ class Shelf:
         """(name, reason) for each entry that looks like a checkpoint and that the last look did not take."""
         return self._refused
 
-    def is_writing(self, now: float, within_s: float = 30.0) -> bool:
-        """True while a save seems to go on, as of the last look.
-
-        An entry that is meant to be a checkpoint is incomplete or not settled, and changed within ``within_s`` seconds.
-        """
-        settling = {seen.found.name for seen in self._candidates()}
-        return any(
-            seen.state == "waiting" and now - seen.since < within_s and seen.found.verdict.format != "other"
-            for name, seen in self._seen.items()
-            if name in settling or not seen.found.verdict.complete
-        )
-
     def look(self, now: float) -> list[Found]:
         """What has become a complete, finished checkpoint since the last look, lowest step first.
 
@@ -236,7 +235,7 @@ class Shelf:
 
     def _update(self, now: float) -> None:
         before, self._seen = self._seen, {}
-        for name, stats in _entries(self._folder):
+        for name, stats in _entries(self._folder, self._format):
             old = before.get(name)
             if old is not None and old.stats == stats:
                 self._seen[name] = old
@@ -387,6 +386,7 @@ def set_aside(folder: Path, names: Iterable[str], target: Path, *, keep: int = 3
         # A rename within one file system, which the default folders are; else a copy.
         with suppress(FileNotFoundError):
             shutil.move(folder / name, target / f"{number:06d}-{name}")
+    sync_directory(target)
     sync_directory(folder)
     for name in sorted(filter(_number, os.listdir(target)), key=_number)[:-keep]:
         delete(target / name)

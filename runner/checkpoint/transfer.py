@@ -11,10 +11,11 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from io import RawIOBase
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -38,19 +39,23 @@ from runner.errors import (
     AccessDenied,
     CloudrunError,
     CorruptData,
+    DiskFull,
     ExitCode,
     ObjectExists,
     ObjectMissing,
     SourceChanged,
     StoreError,
     StoreUnreachable,
+    UsageError,
 )
 from runner.files import make_directory, part_path, sync_directory
 from runner.storage.api import ObjectInfo, ObjectStore, OnBytes, ignore_bytes
 from runner.storage.local import reading, translating
 
 WORKERS = 4
-LEFTOVER_AGE_S = 86400.0
+
+Halt = Callable[[], bool]
+"""True once the work that asks should end early."""
 
 _CHUNK = 4 * 1024 * 1024
 _Item = TypeVar("_Item")
@@ -95,32 +100,32 @@ class Digest(NamedTuple):
 
 
 def _side_by_side(
-    work: Callable[[_Item, threading.Event], _Result],
-    items: Iterable[_Item],
-    workers: int,
-    stop: threading.Event,
+    work: Callable[[_Item, Halt], _Result], items: Iterable[_Item], workers: int, stop: threading.Event
 ) -> list[_Result]:
     """``work`` on every item in threads; results in the order of the items.
 
     The first failure, or ``stop``, makes the others end early; the failure is raised when all have ended.
     """
-    halt = threading.Event()
+    failed = threading.Event()
+
+    def halt() -> bool:
+        return failed.is_set() or stop.is_set()
+
+    def attempt(item: _Item) -> _Result:
+        try:
+            _unless(halt)
+            return work(item, halt)
+        except BaseException:
+            failed.set()
+            raise
+
     with ThreadPoolExecutor(max(1, workers), thread_name_prefix="checkpoint") as pool:
         try:
-            futures = [pool.submit(work, item, halt) for item in items]
-            _watch(futures, stop)
+            futures = [pool.submit(attempt, item) for item in items]
+            wait(futures)
         finally:
-            halt.set()
+            failed.set()
     return _results(futures, stop)
-
-
-def _watch(futures: Collection[Future[_Result]], stop: threading.Event) -> None:
-    """Wait until all have ended, one has failed, or ``stop`` is set."""
-    pending = set(futures)
-    while pending and not stop.is_set():
-        done, pending = wait(pending, timeout=0.1, return_when=FIRST_EXCEPTION)
-        if any(future.exception() for future in done):
-            return
 
 
 def _results(futures: list[Future[_Result]], stop: threading.Event) -> list[_Result]:
@@ -134,13 +139,13 @@ def _results(futures: list[Future[_Result]], stop: threading.Event) -> list[_Res
     return [future.result() for future in futures]
 
 
-def _unless(halt: threading.Event) -> None:
-    if halt.is_set():
+def _unless(halt: Halt) -> None:
+    if halt():
         raise TransferStopped("the transfer was stopped")
 
 
-def _listener(on_bytes: OnBytes, halt: threading.Event) -> OnBytes:
-    """``on_bytes``, which also ends the transfer that calls it when ``halt`` is set."""
+def _listener(on_bytes: OnBytes, halt: Halt) -> OnBytes:
+    """``on_bytes``, which also ends the transfer that calls it when ``halt`` says so."""
 
     def moved(count: int) -> None:
         _unless(halt)
@@ -149,7 +154,7 @@ def _listener(on_bytes: OnBytes, halt: threading.Event) -> OnBytes:
     return moved
 
 
-def digest(path: Path, part_size: int = PART_SIZE, halt: threading.Event | None = None) -> Digest:
+def digest(path: Path, part_size: int = PART_SIZE, halt: Halt = lambda: False) -> Digest:
     """Read a file once, with 4 MiB of memory. Raises SourceChanged when it changes meanwhile.
 
     Read, not mapped: a file that shrinks under a mapping kills the process that looks at it.
@@ -158,25 +163,18 @@ def digest(path: Path, part_size: int = PART_SIZE, halt: threading.Event | None 
     with reading(path) as source, translating(str(path)), open(source.fd, "rb", buffering=0, closefd=False) as file:
         sizes = (min(part_size, source.size - start) for start in range(0, source.size, part_size))
         buffer = memoryview(bytearray(min(source.size, _CHUNK)))
-        sums = tuple(_part_sum(lambda view: file.readinto(view) or 0, size, buffer, whole, halt) for size in sizes)
+        sums = tuple(_part_sum(file, size, buffer, whole, halt) for size in sizes)
         source.check()
     return Digest(whole.hexdigest(), sums)
 
 
-def _part_sum(
-    read_into: Callable[[memoryview], int],
-    size: int,
-    buffer: memoryview,
-    whole: blake3.blake3,
-    halt: threading.Event | None,
-) -> int:
+def _part_sum(file: RawIOBase, size: int, buffer: memoryview, whole: blake3.blake3, halt: Halt) -> int:
     """crc32c of the next ``size`` bytes, which also go into ``whole``."""
     total = 0
     while size > 0:
-        if halt is not None:
-            _unless(halt)
-        count = read_into(buffer[:size])
-        if count == 0:
+        _unless(halt)
+        count = file.readinto(buffer[:size])
+        if not count:
             raise SourceChanged("the file became shorter while it was read")
         whole.update(buffer[:count])
         total = crc32c.crc32c(buffer[:count], total)
@@ -251,8 +249,7 @@ def _send(
     """Upload and digest every file, largest first. Both read from the page cache, at the same time."""
     files = sorted(found.files, key=lambda file: file.size, reverse=True)
 
-    def work(job: tuple[bool, LocalFile], halt: threading.Event) -> Digest | None:
-        _unless(halt)
+    def work(job: tuple[bool, LocalFile], halt: Halt) -> Digest | None:
         sending, file = job
         source = _place(found.path, found.is_dir, file.path)
         if not sending:
@@ -326,8 +323,7 @@ def list_stored(
     objects = _by_checkpoint(store, layout, run)
     committed = [name for name in objects if layout.manifest(run, name) in objects[name]]
 
-    def work(name: str, halt: threading.Event) -> Checkpoint | Unreadable | None:
-        _unless(halt)
+    def work(name: str, _halt: Halt) -> Checkpoint | Unreadable | None:
         return _examine(store, layout, run, name, objects[name])
 
     told = [one for one in _side_by_side(work, committed, workers, threading.Event()) if one is not None]
@@ -427,7 +423,20 @@ def pull(
     on_bytes: OnBytes = ignore_bytes,
     stop: threading.Event,
 ) -> Path:
-    """A verified copy of a checkpoint in any folder, for people; see :func:`restore`."""
+    """A verified copy of a checkpoint in any folder, for people; see :func:`restore`.
+
+    Raises UsageError where its name is taken by what holds other files: those may be somebody's only copy.
+    """
+    manifest = read_manifest(store, layout, run, checkpoint.id)
+    target = to / manifest.name
+    if os.path.lexists(target) and not target.is_symlink():
+        with translating(str(target)):
+            foreign = {file.path for file, _ in local_files(target)} - {file.path for file in manifest.files}
+        if foreign:
+            raise UsageError(
+                f"{target} exists and holds files that {checkpoint.id} has not, such as {min(foreign)}",
+                "choose another folder, or move it away",
+            )
     return restore(store, layout, run, checkpoint, to, workers=workers, on_bytes=on_bytes, stop=stop)
 
 
@@ -468,9 +477,8 @@ class _Fetch:
     part: Path
     on_bytes: OnBytes
 
-    def bring(self, file: FileEntry, halt: threading.Event) -> bool:
+    def bring(self, file: FileEntry, halt: Halt) -> bool:
         """Put one verified file into place below ``part``; True when the local one was kept."""
-        _unless(halt)
         place = _place(self.part, self.manifest.kind == "folder", file.path)
         place.parent.mkdir(parents=True, exist_ok=True)
         local = _place(self.target, self.manifest.kind == "folder", file.path)
@@ -504,7 +512,7 @@ class _Fetch:
         return regular and os.path.realpath(local) == inside
 
 
-def _matches(path: Path, file: FileEntry, halt: threading.Event) -> bool:
+def _matches(path: Path, file: FileEntry, halt: Halt) -> bool:
     with suppress(SourceChanged, StoreError):
         return path.stat().st_size == file.size and digest(path, file.part_size, halt).blake3 == file.blake3
     return False
@@ -519,7 +527,7 @@ def _link_or_copy(source: Path, place: Path) -> None:
         _sync(place)
 
 
-def _problem(path: Path, file: FileEntry, halt: threading.Event) -> str:
+def _problem(path: Path, file: FileEntry, halt: Halt) -> str:
     """What is wrong with a downloaded file; empty when nothing is."""
     size = path.stat().st_size
     if size != file.size:
@@ -593,11 +601,10 @@ def verify(
     workers: int = WORKERS,
     on_bytes: OnBytes = ignore_bytes,
     stop: threading.Event | None = None,
-    scratch: Path | None = None,
 ) -> list[str]:
     """Read every byte of a stored checkpoint; what is wrong with it, one line each. Keeps nothing.
 
-    Needs room for ``workers`` files in ``scratch`` (default: the system's temporary folder).
+    Needs room for ``workers`` files in the system's temporary folder; DiskFull where there is none.
     """
     try:
         manifest = read_manifest(store, layout, run, checkpoint.id)
@@ -605,14 +612,15 @@ def verify(
         return [error.message]
     prefix = layout.checkpoint_prefix(run, checkpoint.id)
 
-    def work(file: FileEntry, halt: threading.Event) -> str:
-        _unless(halt)
-        with tempfile.TemporaryDirectory(prefix="cloudrun-verify-", dir=scratch) as room:
+    def work(file: FileEntry, halt: Halt) -> str:
+        with tempfile.TemporaryDirectory(prefix="cloudrun-verify-") as room:
             copy = Path(room) / "file"
             try:
                 store.download(prefix + file.path, copy, on_bytes=_listener(on_bytes, halt))
             except ObjectMissing:
                 return f"{file.path} is missing in the store"
+            except DiskFull as error:
+                raise DiskFull(error.message, "set TMPDIR to a folder on a larger disk") from error
             return _problem(copy, file, halt)
 
     problems = _side_by_side(work, manifest.files, workers, stop or threading.Event())
@@ -625,36 +633,3 @@ def remove(store: ObjectStore, layout: StoreLayout, run: int, ids: Iterable[str]
     store.delete([layout.manifest(run, checkpoint) for checkpoint in ids])
     for checkpoint in ids:
         store.delete([info.key for info in store.list(layout.checkpoint_prefix(run, checkpoint))])
-
-
-def sweep(
-    store: ObjectStore,
-    layout: StoreLayout,
-    run: int,
-    keep_ids: Collection[str],
-    *,
-    now: float,
-    age_s: float = LEFTOVER_AGE_S,
-) -> tuple[str, ...]:
-    """Delete the files of uploads that were never committed; the ids.
-
-    Only where every object is older than ``age_s`` at ``now`` (epoch seconds): another machine's upload may be
-    going on. ``keep_ids`` are never touched.
-    """
-    swept = []
-    for checkpoint, objects in _by_checkpoint(store, layout, run).items():
-        fresh = any(now - info.modified < age_s for info in objects.values())
-        if fresh or checkpoint in keep_ids or _is_committed(store, layout, run, checkpoint):
-            continue
-        store.delete(sorted(objects))
-        swept.append(checkpoint)
-    return tuple(swept)
-
-
-def _is_committed(store: ObjectStore, layout: StoreLayout, run: int, checkpoint: str) -> bool:
-    """Asked again just before a deletion: the listing may be old by now."""
-    try:
-        store.read(layout.manifest(run, checkpoint))
-    except ObjectMissing:
-        return False
-    return True

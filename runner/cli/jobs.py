@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import click
 
 from runner.checkpoint.layout import LocalLayout, StoreLayout, state_dir
 from runner.core.ledger import Account, fold
 from runner.core.policy import Keep
-from runner.errors import UsageError
+from runner.errors import StoreError, UsageError
 from runner.files import is_locked
 from runner.spec import SpecInvalid, load_spec
 from runner.storage.api import ObjectStore
-from runner.supervisor.history import journal_lines
+from runner.supervisor.history import journal_lines, local_segments
+from runner.supervisor.recovery import runs_here
 from runner.wiring import make_policy, open_job, open_store
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,41 +39,62 @@ class KnownJob:
     def keys(self) -> StoreLayout:
         return StoreLayout(self.name)
 
-    @property
     def is_alive(self) -> bool:
         """True while a supervisor of this machine runs it."""
         return is_locked(self.local.lock)
 
     def newest_run(self) -> int:
-        """The run that is current. Raises UsageError when the job has none."""
-        runs = {run for info in self.store.list(self.keys.prefix()) if (run := self.keys.run_of(info.key)) is not None}
-        if not runs:
+        """The run that is current, by the store and by this disk. Raises UsageError when the job has none."""
+        here = runs_here(self.local)
+        there = self.ask(lambda store: set(runs_of(self.keys, store)) if store else set(), enough=bool(here))
+        if not here and not there:
             raise UsageError(
                 f"job {self.name} has nothing in {self.store.url}", "start it with: cloudrun submit job.yaml"
             )
-        return max(runs)
+        return max(here | there)
 
     def account(self) -> Account:
         """All that the journal tells, from here and from the store."""
-        account = Account()
-        for line in journal_lines(self.store, self.local, self.newest_run()):
-            account = fold(account, line)
-        return account
+        run = self.newest_run()
+        here = bool(local_segments(self.local, run, "journal"))
+        return self.ask(lambda store: reduce(fold, journal_lines(store, self.local, run), Account()), enough=here)
+
+    def ask(self, question: Callable[[ObjectStore | None], T], *, enough: bool) -> T:
+        """The answer with the store's help; without it, and with a word to the person, where this disk is enough."""
+        try:
+            return question(self.store)
+        except StoreError as error:
+            if not enough:
+                raise
+            say_once(f"the store does not answer; this is what this machine knows ({error})")
+            return question(None)
+
+
+@cache
+def say_once(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def runs_of(keys: StoreLayout, store: ObjectStore) -> Iterator[int]:
+    """The run of every key of a job in its store."""
+    yield from (run for info in store.list(keys.prefix()) if (run := keys.run_of(info.key)) is not None)
 
 
 def find_job(text: str, environ: Mapping[str, str]) -> KnownJob:
     """The job of this name or spec. Raises UsageError when nobody knows it."""
     path = Path(text)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
+    if path.suffix in (".yaml", ".yml") or "/" in text:
         return from_spec(path, environ)
     known = [told for told in known_here(environ) if told["job"] == text]
     if len(known) > 1:
         stores = ", ".join(sorted(told["store"] for told in known))
         raise UsageError(f"several jobs are called {text}: in {stores}", "name one by the path of its spec")
-    if not known:
-        hint = "name it by its spec, as in: cloudrun status path/to/job.yaml"
-        raise UsageError(f"no job called {text} has run on this machine", hint)
-    return from_record(known[0], environ)
+    if known:
+        return from_record(known[0], environ)
+    if path.is_file():
+        return from_spec(path, environ)
+    hint = "name it by its spec, as in: cloudrun status path/to/job.yaml"
+    raise UsageError(f"no job called {text} has run on this machine", hint)
 
 
 def from_spec(path: Path, environ: Mapping[str, str]) -> KnownJob:
@@ -91,7 +118,8 @@ def known_here(environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             told = json.loads(path.read_bytes())
         except (OSError, ValueError):
             continue  # half a record of a job is no job; its spec still finds it
-        if isinstance(told, dict) and all(isinstance(told.get(key), str) for key in ("job", "store", "cache")):
+        names = isinstance(told, dict) and all(isinstance(told.get(key), str) for key in ("job", "store", "cache"))
+        if names and isinstance(told.get("keep"), dict):
             yield told
 
 

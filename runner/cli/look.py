@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 
 from runner.checkpoint.layout import Segment
-from runner.cli.jobs import KnownJob, find_job, known_here
+from runner.cli.jobs import KnownJob, find_job, from_record, known_here
 from runner.cli.main import HELP
 from runner.core.ledger import status as status_of
-from runner.errors import UsageError
+from runner.errors import CloudrunError, UsageError
 from runner.report.status import render, summary
+from runner.storage.api import ObjectStore
 from runner.supervisor.history import local_segments, order, segment_bytes, stored_segments
 
 WATCH_EVERY = 2.0
 FOLLOW_EVERY = 0.5
+FOLLOW_STORE_EVERY = 5.0
 
 
 @click.command(context_settings=HELP, epilog="Example: cloudrun status digits --watch")
@@ -38,11 +42,19 @@ def status(job: str | None, as_json: bool, watch: bool) -> None:
     known = find_job(job, os.environ)
     while True:
         now = time.time()
-        told = status_of(known.name, known.account(), now, alive=known.is_alive)
+        told = where_it_stands(known, now)
         show(told, now, as_json=as_json, clear=watch and sys.stdout.isatty())
-        if not watch or not told["alive"]:
+        if not watch or told["alive"] is False or told["phase"] == "finished":
             return
         time.sleep(WATCH_EVERY)
+
+
+def where_it_stands(known: KnownJob, now: float) -> dict[str, Any]:
+    """The status; of a supervisor on another machine nobody here can tell whether it lives."""
+    told = status_of(known.name, known.account(), now, alive=known.is_alive())
+    if not told["alive"] and told["host"] != socket.gethostname():
+        told["alive"] = None
+    return told
 
 
 def show(told: dict[str, Any], now: float, *, as_json: bool, clear: bool) -> None:
@@ -56,22 +68,22 @@ def show(told: dict[str, Any], now: float, *, as_json: bool, clear: bool) -> Non
 
 def list_jobs(*, as_json: bool) -> None:
     """One line for each job of this machine."""
-    names = sorted({told["job"] for told in known_here(os.environ)})
+    known = [from_record(told, os.environ) for told in known_here(os.environ)]
     if as_json:
-        click.echo(json.dumps([{"job": name} for name in names]))
+        click.echo(json.dumps([{"job": one.name} for one in known]))
         return
-    if not names:
+    if not known:
         click.echo("no job has run on this machine", err=True)
-    for name in names:
-        click.echo(one_line(name))
+    for one in known:
+        click.echo(one_line(one))
 
 
-def one_line(name: str) -> str:
+def one_line(known: KnownJob) -> str:
+    now = time.time()
     try:
-        known = find_job(name, os.environ)
-        return summary(status_of(name, known.account(), time.time(), alive=known.is_alive))
-    except UsageError as error:
-        return f"{name}: {error.message}"
+        return summary(where_it_stands(known, now), now)
+    except CloudrunError as error:
+        return f"{known.name}: {error.message}"
 
 
 @click.command(context_settings=HELP, epilog="Example: cloudrun logs -f digits")
@@ -124,19 +136,23 @@ class LogReader:
     def follow(self, least: int, most: int | None) -> Iterator[bytes]:
         """The same, until the job's supervisor has gone; one on another machine is followed through the store."""
         while True:
-            ended = self._has_ended()
+            here = self._known.is_alive()
+            ended = not here and self._has_ended()
             yield from self.new(least, most)
             if ended:
                 return
-            time.sleep(FOLLOW_EVERY)
+            time.sleep(FOLLOW_EVERY if here else FOLLOW_STORE_EVERY)
 
     def _has_ended(self) -> bool:
-        if self._known.is_alive:
-            return False
-        ran_here = self._known.local.lock.exists()
-        return ran_here or self._known.account().state.get("phase") == "finished"
+        """Asked when no supervisor lives here."""
+        account = self._known.account()
+        ran_here = bool(account.sessions) and account.sessions[-1].host == socket.gethostname()
+        return ran_here or account.state.get("phase") == "finished"
 
-    def _segments(self) -> tuple[dict[Segment, Any], dict[Segment, tuple[str, int]], list[Segment]]:
+    def _segments(self) -> tuple[dict[Segment, Path], dict[Segment, tuple[str, int]], list[Segment]]:
         here = local_segments(self._known.local, self._run, "logs")
-        there = stored_segments(self._known.store, self._known.keys, self._run, "logs")
+        there = self._known.ask(self._stored, enough=bool(here))
         return here, there, sorted({*here, *there}, key=order)
+
+    def _stored(self, store: ObjectStore | None) -> dict[Segment, tuple[str, int]]:
+        return stored_segments(store, self._known.keys, self._run, "logs") if store else {}

@@ -38,17 +38,17 @@ HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 class LazyGroup(click.Group):
     """A group that imports a command's module when the command is called."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as above
         if cmd_name not in COMMANDS:
             return None
         command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
         with formatter.section("Commands"):
             formatter.write_dl([(name, does) for name, (_, does) in COMMANDS.items()])
 
@@ -96,8 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Exception as error:
         if "--debug" in arguments:
             raise
-        complain(
-            f"{type(error).__name__}: {error}", "this is a fault of cloudrun; run again with --debug for the details"
-        )
+        hint = "this is a fault of cloudrun; run again with --debug for the details"
+        complain(f"{type(error).__name__}: {error}", "" if isinstance(error, OSError) else hint)
         code = ExitCode.TRAINER_FAILED
     sys.exit(int(code or 0))

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import Self
 
 from runner.dataset.sync import SyncProgress
 from runner.units import format_duration, format_size
@@ -23,7 +24,7 @@ class SyncReport:
         self._told_at = self._began = time.monotonic()
         self._open_line = False
 
-    def __enter__(self) -> SyncReport:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +15,9 @@ from runner.cli.main import HELP
 from runner.errors import ExitCode, UsageError
 from runner.supervisor.inbox import Inbox
 from runner.supervisor.signals import signals_posted
+
+if TYPE_CHECKING:
+    from runner.cli.submission import Submission
 
 SECONDS_TO_DETACH = 20.0
 
@@ -32,32 +35,39 @@ SECONDS_TO_DETACH = 20.0
 def submit(spec: Path, overrides: tuple[str, ...], detach: bool, fresh: bool, dry_run: bool, quiet: bool) -> int:
     """Run the job SPEC on this machine until it is done, or this machine is.
 
-    Start it again with the same command, here or on the next machine: it goes on from the newest checkpoint. Exit codes:
-    0 done; 75 asked to leave, run the same command again; 70 the trainer failed for good; 73 the last checkpoint could
-    not be stored, run the same command again here.
+    Start it again with the same command, here or on the next machine: it goes on from the newest checkpoint. Exit
+    codes: 0 done; 75 asked to leave, run the same command again; 70 the trainer failed for good; 73 the last checkpoint
+    could not be stored, run the same command again here.
     """
+    if dry_run or detach:
+        return plan(spec, overrides, fresh=fresh) if dry_run else start_in_background(spec, overrides, fresh=fresh)
     inbox = Inbox()
     # From here on a SIGTERM is a request to leave, also while the rest is still being loaded.
     with signals_posted(inbox.post):
-        from runner.cli.submission import Submission  # noqa: PLC0415 - heavy, and signals must not wait for it
-
-        submission = Submission.load(spec, overrides, dict(os.environ))
-        if dry_run:
-            for line in submission.plan(fresh=fresh):
-                click.echo(line)
-            return ExitCode.SUCCEEDED
-        if detach:
-            return start_in_background(submission, spec, overrides, fresh=fresh)
-        return submission.run(inbox, fresh=fresh, quiet=quiet)
+        return load(spec, overrides).run(inbox, fresh=fresh, quiet=quiet)
 
 
-def start_in_background(submission: Any, spec: Path, overrides: tuple[str, ...], *, fresh: bool) -> int:
-    """Start the same command in a session of its own, and wait until it holds the job or has failed."""
+def load(spec: Path, overrides: tuple[str, ...]) -> Submission:
+    from runner.cli.submission import Submission  # noqa: PLC0415 - heavy, and signals must not wait for it
+
+    return Submission.load(spec, overrides, dict(os.environ))
+
+
+def plan(spec: Path, overrides: tuple[str, ...], *, fresh: bool) -> int:
+    for line in load(spec, overrides).plan(fresh=fresh):
+        click.echo(line)
+    return ExitCode.SUCCEEDED
+
+
+def start_in_background(spec: Path, overrides: tuple[str, ...], *, fresh: bool) -> int:
+    """Start the same command in a session of its own, and wait until it holds the job or has ended."""
+    submission = load(spec, overrides)
     local = submission.job.local
     if submission.is_running():
         raise UsageError(f"job {submission.job.spec.name} is running on this machine already")
     local.state.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "runner", "submit", str(spec), "--quiet"]
+    # -P: a folder called runner, here, is not ours.
+    command = [sys.executable, "-P", "-m", "runner", "submit", str(spec), "--quiet"]
     command += [word for override in overrides for word in ("--set", override)] + ["--fresh"] * fresh
     with local.console.open("wb") as log:
         child = subprocess.Popen(
@@ -66,10 +76,10 @@ def start_in_background(submission: Any, spec: Path, overrides: tuple[str, ...],
     give_up = time.monotonic() + SECONDS_TO_DETACH
     while time.monotonic() < give_up and child.poll() is None and submission.supervisor_pid() != child.pid:
         time.sleep(0.05)
-    if child.poll() not in (None, 0):
-        click.echo(local.console.read_text(errors="replace"), err=True, nl=False)
-        return child.returncode
     name = submission.job.spec.name
+    if (code := child.poll()) is not None:
+        click.echo(local.console.read_text(errors="replace"), err=True, nl=False)
+        return code if code >= 0 else ExitCode.TRAINER_FAILED
     click.echo(f"{name} runs in the background (process {child.pid})")
     click.echo(f"look at it: cloudrun status {name}; its output: cloudrun logs -f {name}; end it: cloudrun stop {name}")
     return ExitCode.SUCCEEDED
@@ -90,12 +100,12 @@ def stop(job: str, now: bool, timeout: float | None) -> int:
     from runner.monitors.files import request_stop  # noqa: PLC0415
 
     known = find_job(job, os.environ)
-    if not known.is_alive:
+    if not known.is_alive():
         raise UsageError(f"job {known.name} is not running on this machine", "see where it stands: cloudrun status")
     request_stop(known.local.stop_request, now=now)
     began = time.monotonic()
     told = 0.0
-    while known.is_alive:
+    while known.is_alive():
         waited = time.monotonic() - began
         if timeout is not None and waited >= timeout:
             raise UsageError(f"job {known.name} is still leaving after {timeout:g} s", "cloudrun stop --now is harder")

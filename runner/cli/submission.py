@@ -6,22 +6,22 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
 from runner.checkpoint.transfer import list_stored
+from runner.cli.main import complain
 from runner.cli.progress import SyncReport
 from runner.core.record import Entry
-from runner.core.state import Checkpoint, Ending
+from runner.core.state import Checkpoint, Ending, State
 from runner.errors import ExitCode
 from runner.files import is_locked
 from runner.report.console import narrate
 from runner.spec import SpecInvalid, load_spec, not_yet, unmet_needs
 from runner.supervisor.inbox import Inbox
 from runner.supervisor.output import Console, Secrets
+from runner.supervisor.recovery import choose_run
 from runner.wiring import Job, open_job, read_supervisor, run_job
 
 
@@ -51,13 +51,14 @@ class Submission:
     def plan(self, *, fresh: bool) -> list[str]:
         """What submit would do, in words; asks the store, changes nothing."""
         job, spec = self.job, self.job.spec
-        runs = {run for info in job.store.list(job.keys.prefix()) if (run := job.keys.run_of(info.key)) is not None}
-        run = max(runs, default=0) + 1 if fresh or not runs else max(runs)
-        told = list_stored(job.store, job.keys, run) if run in runs else []
+        keys = [info.key for info in job.store.list(job.keys.prefix())]
+        run = choose_run(job.keys, job.local, keys, fresh=fresh)
+        is_new = all(job.keys.run_of(key) != run for key in keys)
+        told = list_stored(job.store, job.keys, run)
         stored = [one for one in told if isinstance(one, Checkpoint)]
         command = shlex.join(spec.argv) if spec.argv else "the script of the spec, by bash"
         lines = [
-            f"job         {spec.name}, run {run}" + (" (new)" if run not in runs else ""),
+            f"job         {spec.name}, run {run}" + (" (new)" if is_new else ""),
             f"store       {job.local.store_url}",
             f"command     {Secrets(spec.secret_values(job.environ)).redact_text(command)}",
             f"workdir     {spec.working_directory}",
@@ -65,7 +66,8 @@ class Submission:
         ]
         lines += [f"data        {data.source} -> {data.target or '.'}" for data in spec.data]
         begin = f"step {stored[0].step} ({stored[0].id})" if stored else "the first step"
-        return [*lines, f"begins at   {begin}"]
+        done = job.keys.done(run) in keys
+        return [*lines, f"begins at   {'nothing: this run is finished' if done else begin}"]
 
     def run(self, inbox: Inbox, *, fresh: bool, quiet: bool) -> int:
         """Run the job in the foreground; the exit code."""
@@ -74,11 +76,15 @@ class Submission:
         redact = Secrets(self.job.spec.secret_values(self.job.environ)).redact_text
 
         def say(text: str) -> None:
-            errors.feed(f"[cloudrun] {redact(text)}\n".encode())
+            errors.feed(f"[cloudrun] {redact(text)}\n".encode("utf-8", "replace"))
+
+        before = State()
 
         def tell(entry: Entry) -> None:
-            for line in narrate(entry):
+            nonlocal before
+            for line in narrate(entry, before):
                 say(line)
+            before = entry.state
 
         try:
             with SyncReport(say) as report:
@@ -87,24 +93,23 @@ class Submission:
             errors.close()
             if terminal is not None:
                 terminal.close()
-        say_goodbye(ending, redact)
+        say_goodbye(ending, redact, fresh=fresh)
         return leave(ending.exit_code)
 
 
-def say_goodbye(ending: Ending, redact: object) -> None:
+def say_goodbye(ending: Ending, redact: Callable[[str], str], *, fresh: bool) -> None:
     """A bad end is told as every error is."""
     if ending.exit_code == ExitCode.SUCCEEDED:
         return
-    assert callable(redact)
-    click.echo(f"error: {redact(ending.reason)}", err=True)
+    hint = ending.hint
     if ending.exit_code == ExitCode.PREEMPTED:
-        click.echo("hint: run the same command again, here or on another machine: it goes on from there", err=True)
-    elif ending.hint:
-        click.echo(f"hint: {redact(ending.hint)}", err=True)
+        command = "the same command without --fresh" if fresh else "the same command again"
+        hint = f"run {command}, here or on another machine: it goes on from there"
+    complain(redact(ending.reason), redact(hint))
 
 
 def leave(code: int) -> int:
-    """A thread that hangs in the kernel (a dead network disk) must not keep the process: all that matters is written."""
+    """A thread that hangs in the kernel (a dead network disk) must not keep the process: what matters is written."""
     stuck = [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
     if stuck:
         sys.stdout.flush()

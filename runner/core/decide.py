@@ -18,7 +18,7 @@ from runner.core.actions import Action
 from runner.core.events import Event
 from runner.core.notice import seconds_to_save
 from runner.core.policy import Policy
-from runner.core.restart import FOREIGN_KILLS, backoff, describe, judge
+from runner.core.restart import FOREIGN_KILLS, backoff, describe, judge, ran_out_of_disk
 from runner.core.retention import retain
 from runner.core.state import (
     BackingOff,
@@ -57,6 +57,8 @@ SECONDS_TO_KILL = 5.0
 UPLOAD_RETRY_FIRST = 5.0
 UPLOAD_RETRY_LIMIT = 300.0
 LOAD_FAILURES_ALLOWED = 2
+# A trainer that dies later than this had loaded its checkpoint, whatever it has printed.
+LONGEST_LOAD = 600.0
 
 
 def decide(policy: Policy, state: State, event: Event, now: float) -> Step:
@@ -94,7 +96,7 @@ def is_stale(state: State, event: Event) -> bool:
 # -- record ------------------------------------------------------------------------------------------------------------
 
 
-def record(ledger: Ledger, event: Event, now: float) -> Ledger:
+def record(ledger: Ledger, event: Event, now: float) -> Ledger:  # noqa: C901 - one arm per fact
     """The ledger with this fact in it."""
     match event:
         case on.Recovered():
@@ -180,18 +182,8 @@ def record_saved(ledger: Ledger, event: on.CheckpointSaved) -> Ledger:
 
 
 def record_exit(ledger: Ledger, event: on.TrainerExited) -> Ledger:
-    ledger = replace(
-        ledger, last_stop=LastStop("exited" if event.code == 0 else "crashed", describe(event.code), event.code)
-    )
-    resumed = ledger.resumed
-    went_on = ledger.reached is not None and resumed is not None and ledger.reached.step > resumed.step
-    if resumed is None or event.code == 0 or event.code in FOREIGN_KILLS or went_on:
-        return ledger
-    if any(checkpoint.step > resumed.step for checkpoint in usable(ledger)):
-        return ledger
-    counts = dict(ledger.load_failures)
-    counts[resumed.signature] = counts.get(resumed.signature, 0) + 1
-    return replace(ledger, load_failures=tuple(counts.items()))
+    stop = LastStop("exited" if event.code == 0 else "crashed", describe(event.code), event.code)
+    return replace(ledger, last_stop=stop)
 
 
 def record_uploaded(ledger: Ledger, event: on.Uploaded) -> Ledger:
@@ -247,7 +239,7 @@ def react(policy: Policy, state: State, event: Event, now: float) -> Step:
         case BackingOff() as phase:
             return react_backing_off(policy, state, phase, event, now)
         case Holding() as phase:
-            return react_holding(state, phase, event, now)
+            return react_holding(policy, state, phase, event, now)
         case Finished():
             return state, ()
 
@@ -328,6 +320,8 @@ def react_stopping(policy: Policy, state: State, phase: Stopping, event: Event, 
             return to(state, replace(phase, aim=keep, until=until))
         case on.NoticeWithdrawn() if isinstance(phase.aim, Hold) and phase.aim.source == event.source:
             return to(state, replace(phase, aim=Restart("the notice was withdrawn")))
+        case on.CheckpointSaved() if now < phase.until:
+            return to(state, replace(phase, saved=True))
         case _ if now >= phase.until:
             return harder(state, now)
         case _:
@@ -347,12 +341,15 @@ def react_flushing(policy: Policy, state: State, phase: Flushing, event: Event, 
 
 
 def shorten(policy: Policy, phase: Flushing, event: on.StopRequested, now: float) -> Flushing:
-    """A stop request during a flush: the first gives a finished job the grace period, a second one ends the wait."""
+    """A stop request during a flush: the first one leaves it the grace period, another one ends the wait."""
     if isinstance(phase.aim, Hold):
-        return replace(phase, aim=Leave(event.ending), otherwise=event.ending)
-    if is_success(phase.aim) and phase.otherwise is None and not event.now:
+        left = replace(phase, aim=Leave(event.ending), otherwise=event.ending)
+        return replace(left, give_up_at=now, hurried=True) if event.now else left
+    ending = phase.aim.ending
+    nobody_asked = ending.outcome not in ("stopped", "preempted") and phase.otherwise in (None, ending)
+    if nobody_asked and not event.now:
         return replace(phase, otherwise=event.ending, give_up_at=min(phase.give_up_at, now + policy.grace))
-    otherwise = event.ending if is_success(phase.aim) else phase.aim.ending
+    otherwise = event.ending if is_success(phase.aim) else ending
     return replace(phase, otherwise=otherwise, give_up_at=now, hurried=True)
 
 
@@ -362,16 +359,14 @@ def react_backing_off(policy: Policy, state: State, phase: BackingOff, event: Ev
     return begin_attempt(state, now) if now >= phase.until else (state, ())
 
 
-def react_holding(state: State, phase: Holding, event: Event, now: float) -> Step:
+def react_holding(policy: Policy, state: State, phase: Holding, event: Event, now: float) -> Step:
     match event:
-        case on.StopRequested():
-            return finish(state, event.ending)
         case on.NoticeReceived():
             return to(state, Holding(Hold(event.source, event.deadline, event.reason)))
         case on.NoticeWithdrawn() if event.source == phase.notice.source:
             return begin_attempt(state, now)
         case _:
-            return state, ()
+            return react_between(policy, state, event, now)
 
 
 # -- the steps of an attempt -------------------------------------------------------------------------------------------
@@ -448,15 +443,32 @@ def after_exit(policy: Policy, state: State, phase: Running, event: on.TrainerEx
         return flush_success(policy, state, now, note=True)
     if verdict.rule == "fail":
         return flush(policy, state, Leave(Ending("failed", TRAINER_FAILED, verdict.reason)), now)
+    state = replace(state, ledger=count_load_failure(state.ledger, phase, event, now))
     return restart(policy, state, phase, Restart(verdict.reason), now)
+
+
+def count_load_failure(ledger: Ledger, phase: Running, event: on.TrainerExited, now: float) -> Ledger:
+    """An end that nobody asked for counts against the checkpoint when it came right after resuming from it."""
+    resumed, reached = ledger.resumed, ledger.reached
+    if resumed is None or event.code == 0 or event.code in FOREIGN_KILLS or ran_out_of_disk(event):
+        return ledger
+    went_on = reached is not None and reached.step > resumed.step
+    saved = any(checkpoint.step > resumed.step for checkpoint in usable(ledger))
+    if went_on or saved or now - phase.since > LONGEST_LOAD:
+        return ledger
+    counts = dict(ledger.load_failures)
+    counts[resumed.signature] = counts.get(resumed.signature, 0) + 1
+    return replace(ledger, load_failures=tuple(counts.items()))
 
 
 def after_stop(policy: Policy, state: State, phase: Stopping, event: on.TrainerExited, now: float) -> Step:
     """The trainer ended because it was told to."""
     state = replace(state, ledger=replace(state.ledger, last_stop=explain_stop(phase.aim, event.code)))
     match phase.aim:
-        case Restart() as aim:
+        case Restart(hung=True) as aim:
             return restart(policy, state, phase.running, aim, now)
+        case Restart():
+            return begin_attempt(state, now)
         case aim:
             return flush(policy, state, aim, now, hurried=phase.hurried)
 
@@ -476,10 +488,9 @@ def restart(policy: Policy, state: State, running: Running, why: Restart, now: f
     ledger = set_aside_unloadable(state.ledger)
     newest = max((checkpoint.step for checkpoint in usable(ledger)), default=-1)
     fruitless = 0 if newest > running.newest_before else ledger.fruitless + 1
+    state = replace(state, ledger=replace(ledger, fruitless=fruitless))
     if fruitless >= policy.max_without_progress:
-        state = replace(state, ledger=replace(ledger, fruitless=fruitless))
         return flush(policy, state, Leave(gave_up(fruitless, why)), now)
-    state = replace(state, ledger=replace(ledger, fruitless=fruitless, restarts=ledger.restarts + 1))
     wait = backoff(policy, fruitless)
     if wait == 0.0:
         return begin_attempt(state, now)
@@ -558,7 +569,7 @@ def upload_due_at(policy: Policy, state: State) -> float:
     if uploads.current is not None or owed(state.ledger) is None:
         return math.inf
     match state.phase:
-        case Waiting() | Stopping() | Finished():
+        case Waiting() | Finished() | Stopping(saved=False) | Stopping(hurried=True) | Flushing(hurried=True):
             return math.inf
         case Running() if uploads.last_at is not None:
             return max(uploads.last_at + policy.upload_every, uploads.retry_at)

@@ -35,43 +35,53 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """The trainer's present or last life: what of it is kept so far.
+    """One life of the trainer.
 
-    stepping_since   when it first reported a step, or started where it never did
-    saved_at         when it last completed a checkpoint
+    began      when it first reported a step, or started where it never did
+    saved_at   when it last completed a checkpoint
+    ended_at   when it ended; None while it runs, and for ever where its supervisor vanished with it
+    session    the number of the supervisor's session that it belongs to
     """
 
     attempt: int
-    started_at: float
-    stepping_since: float | None = None
+    began: float
+    session: int
+    stepping: bool = False
     saved_at: float | None = None
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What the lines so far amount to."""
+    """What the lines so far amount to.
+
+    safe_at   what was trained until then is in the store
+    """
 
     sessions: tuple[Session, ...] = ()
     life: Life | None = None
     starts: int = 0
     state: Line = field(default_factory=dict)
     reached: Line | None = None
-    at: float = 0.0
+    safe_at: float = 0.0
 
 
 def fold(account: Account, line: Line) -> Account:
-    """The account with one more line. Lines of one run come in the order of their time."""
-    at, event = float(line["at"]), line["event"]
-    kind = event["type"]
-    if kind == "Started":
-        account = replace(account, sessions=(*account.sessions, open_session(event, at)), life=None)
+    """The account with one more line. Lines of one run come in order; one of an unknown shape counts for nothing."""
+    try:
+        return fold_line(account, line, float(line["at"]), line["event"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return account
+
+
+def fold_line(account: Account, line: Line, at: float, event: Line) -> Account:
+    if event["type"] == "Started":
+        account = replace(account, sessions=(*account.sessions, open_session(event, at)))
     if not account.sessions:
         return account
-    account = fold_trainer(account, event, kind, at)
-    if "state" in line:
-        account = fold_state(account, line["state"])
-    session = replace(account.sessions[-1], until=at)
-    return replace(account, sessions=(*account.sessions[:-1], session), at=at)
+    account = fold_event(account, event, at)
+    session = account.sessions[-1]
+    return in_session(fold_state(account, line.get("state")), -1, until=max(session.until, at))
 
 
 def open_session(event: Line, at: float) -> Session:
@@ -86,37 +96,64 @@ def open_session(event: Line, at: float) -> Session:
     )
 
 
-def fold_trainer(account: Account, event: Line, kind: str, at: float) -> Account:
-    life = account.life
+def in_session(account: Account, number: int, **changes: Any) -> Account:
+    """The account with changes in one session."""
+    sessions = list(account.sessions)
+    sessions[number] = replace(sessions[number], **changes)
+    return replace(account, sessions=tuple(sessions))
+
+
+def fold_event(account: Account, event: Line, at: float) -> Account:
+    kind, life = event["type"], account.life
     if kind == "TrainerStarted":
-        return replace(account, life=Life(event["attempt"], at), starts=account.starts + 1, reached=None)
-    if life is None or event.get("attempt") != life.attempt:
+        life = Life(event["attempt"], at, len(account.sessions) - 1)
+        return replace(account, life=life, starts=account.starts + 1, reached=None)
+    if kind == "Uploaded":
+        return replace(account, safe_at=max(account.safe_at, saved_when(account, event, at)))
+    if life is None or life.ended_at is not None:
         return account
+    if kind == "Recovered":
+        return fold_vanished(account, life, event)
+    return fold_trainer(account, life, event, at) if event.get("attempt") == life.attempt else account
+
+
+def saved_when(account: Account, event: Line, at: float) -> float:
+    """When the checkpoint that is stored now was complete on the disk."""
+    local = account.state.get("ledger", {}).get("local", ())
+    times = [one["time"] for one in local if one["signature"] == event["checkpoint"]["signature"]]
+    return float(min([at - event["seconds"], *times]))
+
+
+def fold_trainer(account: Account, life: Life, event: Line, at: float) -> Account:
+    kind = event["type"]
     if kind == "Progressed":
-        since = life.stepping_since if life.stepping_since is not None else at
-        return replace(account, life=replace(life, stepping_since=since), reached={**event, "at": at})
+        began = life.began if life.stepping else at
+        return replace(account, life=replace(life, began=began, stepping=True), reached=event)
     if kind == "CheckpointSaved":
         return replace(account, life=replace(life, saved_at=at))
     if kind == "TrainerExited":
-        ended = replace(account.sessions[-1], useful=account.sessions[-1].useful + kept(life, event, at))
-        return replace(
-            account, sessions=(*account.sessions[:-1], ended), life=replace(life, stepping_since=at, saved_at=at)
-        )
+        kept_until = at if event["code"] == 0 else life.saved_at
+        return end_life(account, life, at, kept_until)
     return account
 
 
-def kept(life: Life, event: Line, at: float) -> float:
-    """Seconds of this life that nobody has to train again."""
-    end = at if event["code"] == 0 else life.saved_at
-    begin = life.stepping_since if life.stepping_since is not None else life.started_at
-    return max(end - begin, 0.0) if end is not None else 0.0
+def fold_vanished(account: Account, life: Life, event: Line) -> Account:
+    """The supervisor vanished, and its trainer with it: kept is what the store has, or this disk."""
+    end = account.sessions[life.session].until
+    here = [one["time"] for one in event["local"] if life.began < one["time"] <= end]
+    return end_life(account, life, end, max([account.safe_at, *here]))
 
 
-def fold_state(account: Account, state: Line) -> Account:
-    session = replace(account.sessions[-1], phase=state["phase"])
-    if state["phase"] == "finished":
-        session = replace(session, outcome=state["details"]["ending"]["outcome"])
-    return replace(account, sessions=(*account.sessions[:-1], session), state=state)
+def end_life(account: Account, life: Life, at: float, kept_until: float | None) -> Account:
+    useful = account.sessions[life.session].useful + max((kept_until or 0.0) - life.began, 0.0)
+    return replace(in_session(account, life.session, useful=useful), life=replace(life, ended_at=at))
+
+
+def fold_state(account: Account, state: Line | None) -> Account:
+    if state is None:
+        return account
+    outcome = state["details"]["ending"]["outcome"] if state["phase"] == "finished" else None
+    return replace(in_session(account, -1, phase=state["phase"], outcome=outcome), state=state)
 
 
 # -- what it amounts to ------------------------------------------------------------------------------------------------
@@ -128,41 +165,44 @@ def preemptions(account: Account) -> int:
     return earlier + sum(session.outcome == "preempted" for session in account.sessions)
 
 
-def useful_seconds(account: Account, now: float) -> float:
-    """Training time that is kept, counting what runs now as kept."""
+def seconds_of(account: Account, now: float, *, alive: bool) -> list[float]:
+    """How long each session has lived. The last one lives until now, if it lives; else until its last line."""
+    ends = [session.until for session in account.sessions]
+    if alive and ends:
+        ends[-1] = max(ends[-1], now)
+    return [end - session.since for session, end in zip(account.sessions, ends, strict=True)]
+
+
+def useful_seconds(account: Account, now: float, *, alive: bool) -> float:
+    """Training time that is kept, counting what runs now as kept; of a trainer that vanished, what is stored."""
     done = sum(session.useful for session in account.sessions)
-    life, phase = account.life, account.sessions[-1].phase if account.sessions else ""
-    if life is None or life.stepping_since is None or phase not in ("running", "stopping"):
+    life = account.life
+    if life is None or life.ended_at is not None:
         return done
-    return done + max(now - life.stepping_since, 0.0)
-
-
-def paid_seconds(account: Account, now: float, *, alive: bool) -> float:
-    """Time on machines. A session that lives is paid until now."""
-    paid = sum(session.until - session.since for session in account.sessions)
-    return paid + (max(now - account.at, 0.0) if alive and account.sessions else 0.0)
+    return done + max((now if alive else account.safe_at) - life.began, 0.0)
 
 
 def goodput(account: Account, now: float, *, alive: bool) -> float | None:
     """Useful over paid time, 0 to 1; None before anything was paid."""
-    paid = paid_seconds(account, now, alive=alive)
-    return min(useful_seconds(account, now) / paid, 1.0) if paid > 0 else None
+    paid = sum(seconds_of(account, now, alive=alive))
+    return min(useful_seconds(account, now, alive=alive) / paid, 1.0) if paid > 0 else None
 
 
 def cost(account: Account, now: float, *, alive: bool) -> Line:
     """Money spent, and saved against on-demand machines; None where a price is unknown (never 0)."""
-    spent: float | None = 0.0
-    full: float | None = 0.0
-    for index, session in enumerate(account.sessions):
-        last = index == len(account.sessions) - 1
-        hours = ((max(now, session.until) if last and alive else session.until) - session.since) / HOUR
-        spent = None if spent is None or session.per_hour is None else spent + hours * session.per_hour
-        full = None if full is None or session.on_demand_per_hour is None else full + hours * session.on_demand_per_hour
-    if not account.sessions:
-        spent = full = None
+    hours = [seconds / HOUR for seconds in seconds_of(account, now, alive=alive)]
+    spent = total(hours, [session.per_hour for session in account.sessions])
+    full = total(hours, [session.on_demand_per_hour for session in account.sessions])
     saved = full - spent if full is not None and spent is not None else None
-    currency = account.sessions[-1].currency if account.sessions and spent is not None else None
-    return {"spent": spent, "saved": saved, "currency": currency}
+    return {"spent": spent, "saved": saved, "currency": account.sessions[-1].currency if spent is not None else None}
+
+
+def total(hours: list[float], prices: list[float | None]) -> float | None:
+    """The sum of hours times prices; None when one price is unknown, or there is nothing to add."""
+    known = [price for price in prices if price is not None]
+    if not known or len(known) < len(prices):
+        return None
+    return sum(count * price for count, price in zip(hours, known, strict=True))
 
 
 def status(job: str, account: Account, now: float, *, alive: bool) -> dict[str, Any]:
@@ -172,7 +212,7 @@ def status(job: str, account: Account, now: float, *, alive: bool) -> dict[str, 
     ending = state["details"]["ending"] if state.get("phase") == "finished" else {}
     session = account.sessions[-1] if account.sessions else None
     reached = account.reached or {}
-    price = session.per_hour if session else None
+    resumed = ledger.get("resumed")
     return {
         "job": job,
         "run": ledger.get("run") or None,
@@ -184,12 +224,13 @@ def status(job: str, account: Account, now: float, *, alive: bool) -> dict[str, 
         "attempt": ledger.get("attempt") or None,
         "host": session.host if session else None,
         "alive": alive,
-        "step": reached.get("step"),
+        "heard_at": session.until if session else None,
+        "step": reached["step"] if reached else resumed["step"] if resumed else None,
         "total": reached.get("total"),
         "rate": reached.get("rate"),
         "eta_s": eta(reached),
-        "checkpoint": checkpoint_status(account, now, price),
-        "resumed_from": named(ledger.get("resumed"), "step", "attempt", "id"),
+        "checkpoint": checkpoint_status(account, now, alive=alive),
+        "resumed_from": named(resumed, "step", "attempt", "id"),
         "rejected": [named(one, "id", "step", "reason") for one in ledger.get("rejected", ())],
         "restarts": {
             "total": max(account.starts - 1, 0),
@@ -214,34 +255,37 @@ def eta(reached: Line) -> float | None:
     return max(total - reached["step"], 0) / rate if total and rate else None
 
 
-def checkpoint_status(account: Account, now: float, price: float | None) -> dict[str, Any]:
+def checkpoint_status(account: Account, now: float, *, alive: bool) -> dict[str, Any]:
     """The newest stored checkpoint, what is on its way, and the work that would be lost with the machine now."""
     ledger = account.state.get("ledger", {})
     bad = {rejected["id"] for rejected in ledger.get("rejected", ())}
-    stored = [one for one in ledger.get("stored", ()) if one["id"] not in bad]
-    newest = max(stored, key=lambda one: (one["step"], one["time"]), default=None)
-    risk = seconds_at_risk(account, newest, now)
-    newest_order = (newest["step"], newest["time"]) if newest else (-1, 0.0)
-    local = [
-        one for one in ledger.get("local", ()) if (one["step"], one["time"]) > newest_order and one["id"] not in bad
-    ]
+    newest = max((one for one in ledger.get("stored", ()) if one["id"] not in bad), key=age, default=None)
+    local = max((one for one in ledger.get("local", ()) if one["id"] not in bad), key=age, default=None)
+    owed = local if local is not None and (newest is None or age(local) > age(newest)) else None
+    risk = seconds_at_risk(account, now, alive=alive, owed=owed is not None)
+    price = account.sessions[-1].per_hour if account.sessions else None
     return {
         "step": newest["step"] if newest else None,
         "committed_at": newest["time"] if newest else None,
         "age_s": now - newest["time"] if newest else None,
-        "lag_bytes": max(local, key=lambda one: (one["step"], one["time"]))["bytes"] if local else 0,
+        "lag_bytes": owed["bytes"] if owed else 0,
         "at_risk_s": risk,
         "at_risk_cost": risk / HOUR * price if price is not None else None,
     }
 
 
-def seconds_at_risk(account: Account, newest: Line | None, now: float) -> float:
-    """Training time since the newest stored checkpoint was complete, while a trainer runs."""
-    life, phase = account.life, account.state.get("phase")
-    if life is None or phase not in ("running", "stopping", "flushing"):
+def age(checkpoint: Line) -> tuple[int, float]:
+    """The order of checkpoints, as in :func:`runner.core.state.age`."""
+    return checkpoint["step"], checkpoint["time"]
+
+
+def seconds_at_risk(account: Account, now: float, *, alive: bool, owed: bool) -> float:
+    """Training time that the store does not have yet: of the trainer that runs, or ended with something ``owed``."""
+    life = account.life
+    if life is None or (life.ended_at is not None and not owed) or (life.ended_at is None and not alive):
         return 0.0
-    since = life.started_at if newest is None else max(life.started_at, newest["time"])
-    return max(now - since, 0.0)
+    end = now if life.ended_at is None else life.ended_at
+    return max(end - max(life.began, account.safe_at), 0.0)
 
 
 def warnings(ledger: Line) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -48,4 +49,15 @@ def plain(value: Any) -> Any:
         return named | {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
+    return value
+
+
+def redacted(value: Any, redact: Callable[[str], str]) -> Any:
+    """The same data with every text passed through ``redact``; numbers and structure stay, whatever a secret is."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {key: redacted(item, redact) for key, item in value.items()}
+    if isinstance(value, list):
+        return [redacted(item, redact) for item in value]
     return value

@@ -21,6 +21,8 @@ SIGNAL_NAMES = {
     15: "SIGTERM",
 }
 
+NO_SPACE = "No space left on device"
+
 # Killed by these, the trainer did not choose to die: a person, the kernel's memory killer, a machine going down.
 FOREIGN_KILLS = (-9, -15)
 
@@ -31,6 +33,11 @@ class Verdict:
 
     rule: ExitRule
     reason: str
+
+
+def ran_out_of_disk(event: TrainerExited) -> bool:
+    """The trainer's last words blame the disk: no other part of its story is at fault."""
+    return any(NO_SPACE in line for line in event.tail)
 
 
 def describe(code: int) -> str:

@@ -110,7 +110,8 @@ class Running:
 class Stopping:
     """The trainer was told to stop; at ``until`` the next, harder ``stage`` follows.
 
-    ``hurried``: somebody asked twice, or asked for no save: nothing is waited for afterwards either.
+    hurried   somebody asked twice, or asked for no save: nothing is waited for afterwards either
+    saved     a checkpoint has come since: that one is worth the upload lane, also while the trainer has not gone yet
     """
 
     running: Running
@@ -118,6 +119,7 @@ class Stopping:
     stage: Literal["asked", "terminated", "killed"]
     until: float
     hurried: bool = False
+    saved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +240,6 @@ class Ledger:
     resumed: Checkpoint | None = None
     load_failures: tuple[tuple[str, int], ...] = ()
     fruitless: int = 0
-    restarts: int = 0
     prepared: bool = False
     trained: bool = False
     done: bool = False

@@ -23,7 +23,7 @@ class Monitor(Protocol):
         ...
 
     def poll(self) -> Iterable[Event]:
-        """What is new since the last poll. An OSError means that the source could not be read this time."""
+        """What is new since the last poll. An error means that the source could not be read this time."""
         ...
 
 
@@ -36,7 +36,7 @@ def watch(monitor: Monitor, post: Callable[[Event], None], leaving: threading.Ev
             try:
                 events = list(monitor.poll())
                 blind = False
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - a thread's edge: a monitor that fails once may see again
                 events = [] if blind else [Noticed(f"{monitor.name}: cannot look: {error}")]
                 blind = True
             for event in events:

@@ -7,18 +7,18 @@ from runner.core import events as on
 from runner.core.actions import Action
 from runner.core.events import Event
 from runner.core.record import Entry
-from runner.core.state import BackingOff, Checkpoint, Finished, Holding, State, Stopping
+from runner.core.state import BackingOff, Checkpoint, Finished, Holding, State, Stopping, owed
 from runner.units import format_duration, format_size
 
 
-def narrate(entry: Entry) -> list[str]:
-    """What a person wants to read of this turn of the loop; often nothing."""
-    lines = tell_event(entry.event, entry.state)
+def narrate(entry: Entry, before: State) -> list[str]:
+    """What a person wants to read of this turn of the loop, which began in the state ``before``; often nothing."""
+    lines = tell_event(entry.event, entry.state, before)
     lines += [line for action in entry.actions for line in tell_action(action)]
-    return lines + tell_phase(entry)
+    return lines + tell_phase(entry, before)
 
 
-def tell_event(event: Event, state: State) -> list[str]:
+def tell_event(event: Event, state: State, before: State) -> list[str]:  # noqa: C901, PLR0912 - one arm per event
     match event:
         case on.Recovered():
             return [tell_recovered(event)]
@@ -27,7 +27,7 @@ def tell_event(event: Event, state: State) -> list[str]:
         case on.TrainerStarted():
             resumed = state.ledger.resumed
             return [f"attempt {event.attempt}, {tell_resume(resumed)}: {event.command}"]
-        case on.Progressed() if state.ledger.started_over and state.ledger.resumed is not None:
+        case on.Progressed() if state.ledger.started_over and not before.ledger.started_over:
             return tell_started_over(event, state.ledger.resumed)
         case on.TrainerExited():
             return tell_exit(event, state)
@@ -72,13 +72,11 @@ def tell_resume(resumed: Checkpoint | None) -> str:
     return f"from step {resumed.step}" if resumed else "from the beginning"
 
 
-def tell_started_over(event: on.Progressed, resumed: Checkpoint) -> list[str]:
-    if event.step >= resumed.step:
+def tell_started_over(event: on.Progressed, resumed: Checkpoint | None) -> list[str]:
+    if resumed is None:
         return []
-    return [
-        f"WARNING: the trainer was given the checkpoint of step {resumed.step} and is at step {event.step}: "
-        "did it load it? What is stored is kept"
-    ]
+    given = f"the trainer was given the checkpoint of step {resumed.step} and is at step {event.step}"
+    return [f"WARNING: {given}: did it load it? What is stored is kept"]
 
 
 def tell_exit(event: on.TrainerExited, state: State) -> list[str]:
@@ -104,14 +102,16 @@ def tell_action(action: Action) -> list[str]:
             return []
 
 
-def tell_phase(entry: Entry) -> list[str]:
+def tell_phase(entry: Entry, before: State) -> list[str]:
     match entry.state.phase:
         case BackingOff(until=until) if isinstance(entry.event, on.TrainerExited):
             return [f"next attempt in {format_duration(until - entry.at)}"]
         case Stopping(stage="asked", until=until) if any(isinstance(a, do.AnnounceStop) for a in entry.actions):
             return [f"asking the trainer to save and stop, for at most {format_duration(until - entry.at)}"]
-        case Holding():
-            return ["everything that could be saved is stored; waiting for the end of this machine"]
+        case Holding() if not isinstance(before.phase, Holding):
+            missing = owed(entry.state.ledger)
+            saved = f"step {missing.step} is not stored yet" if missing else "everything that could be saved is stored"
+            return [f"{saved}; waiting for the end of this machine"]
         case Finished(ending) if ending.exit_code == 0:
             return [f"done: {ending.reason}"]
         case Finished(ending):

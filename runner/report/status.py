@@ -13,7 +13,7 @@ def render(told: Status, now: float) -> str:
     """Some aligned lines; what nobody knows is left out, except where not knowing is the news."""
     rows = [
         ("job", f"{told['job']}, run {told['run']}" if told["run"] else told["job"]),
-        ("phase", phase(told)),
+        ("phase", phase(told, now)),
         ("attempt", attempt(told)),
         ("step", step(told)),
         ("checkpoint", checkpoint(told["checkpoint"])),
@@ -29,18 +29,20 @@ def render(told: Status, now: float) -> str:
     return "\n".join(f"{name:<11} {value}" for name, value in rows if value)
 
 
-def summary(told: Status) -> str:
+def summary(told: Status, now: float) -> str:
     """One line."""
     where = f"step {told['step']}" if told["step"] is not None else "no step yet"
-    return f"{told['job']}: {phase(told)}, {where}"
+    return f"{told['job']}: {phase(told, now)}, {where}"
 
 
-def phase(told: Status) -> str:
+def phase(told: Status, now: float) -> str:
     if told["phase"] == "finished":
         why = f": {told['reason']}" if told["reason"] else ""
         return f"{told['outcome']} (exit code {told['exit_code']}){why}"
-    if not told["alive"]:
+    if told["alive"] is False:
         return f"was {told['phase']} when its supervisor vanished; submit goes on with it"
+    if told["alive"] is None and told["heard_at"] is not None:
+        return f"{told['phase']}, as it said {format_duration(now - told['heard_at'])} ago"
     return str(told["phase"])
 
 
@@ -68,10 +70,10 @@ def checkpoint(newest: dict[str, Any]) -> str:
 
 def at_risk(told: Status) -> str:
     risk = told["checkpoint"]["at_risk_s"]
-    if told["phase"] not in ("running", "stopping", "flushing") or not risk:
+    if not risk:
         return ""
     money, currency = told["checkpoint"]["at_risk_cost"], told["cost"]["currency"]
-    return f"{format_duration(risk)} of work" + (f", {money:.2f} {currency}" if money is not None else "")
+    return f"{format_duration(risk)} of work" + (f", {money:.2f} {currency}" if money and currency else "")
 
 
 def resumed(source: dict[str, Any] | None) -> str:

@@ -64,7 +64,7 @@ class Child:
 
 
 class Attempt:
-    """The trainer, from its start to TrainerExited, which is the last event of the attempt."""
+    """The trainer, from its start to TrainerExited, which is the last event of the attempt and always comes."""
 
     def __init__(self, session: Session, run: int, number: int, watch: ShelfWatch) -> None:
         self.number = number
@@ -72,19 +72,17 @@ class Attempt:
         self._watch = watch
         self._rate = Rate()
         self._told_at = 0.0
+        self._untold: Progressed | None = None
+        self._begun = threading.Event()
         self._ended = threading.Event()
         self._log = open_log(session, run, number)
         self._child = Child(session, self._log, self._progress)
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
-        """Start the command; never raises for one that cannot run: its exit tells."""
-        self._child.start(argv, env, cwd)
-        pid = self._child.trainer.pid
-        if pid:
-            command = self._session.secrets.redact_text(shlex.join(argv))
-            self._session.post(TrainerStarted(self.number, pid, command))
-            self._watch.follow(self.number, self._ended)
-        threading.Thread(target=self._follow, name=f"attempt {self.number}", daemon=True).start()
+        """Return when the command runs, or cannot: then its exit tells why."""
+        name = f"attempt {self.number}"
+        threading.Thread(target=self._live, args=(argv, env, cwd), name=name, daemon=True).start()
+        self._begun.wait()
 
     def signal(self, to: Recipient) -> None:
         number = signal.Signals[self._session.spec.stop.signal] if to == "ranks" else signal.SIGTERM
@@ -93,30 +91,54 @@ class Attempt:
     def kill(self) -> None:
         self._child.trainer.kill()
 
-    def _follow(self) -> None:
+    def wait(self, within: float) -> None:
+        """Return when the trainer has gone, after so many seconds at the latest."""
+        self._ended.wait(within)
+
+    def _live(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
+        try:
+            exited = self._run(argv, env, cwd)
+        except Exception as error:  # noqa: BLE001 - a thread's edge: whatever fails, the loop must hear of the end
+            self.kill()
+            exited = TrainerExited(self.number, 127, self._child.tail.lines(), not_started=f"{error!r}")
+        finally:
+            self._begun.set()
+            self._ended.set()
+            self._log.close()
+        self._session.post(exited)
+
+    def _run(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> TrainerExited:
+        self._child.start(argv, env, cwd)
+        if pid := self._child.trainer.pid:
+            command = self._session.secrets.redact_text(shlex.join(argv))
+            self._session.post(TrainerStarted(self.number, pid, command))
+            self._watch.follow(self.number, self._ended)
+        self._begun.set()
         ended = self._child.wait()
         self._ended.set()
-        self._log.close()
         if ended.stuck:
             self._session.post(Noticed(f"processes that cannot be killed are left: {ended.stuck}"))
+        if self._untold is not None:
+            self._session.post(self._untold)
         self._watch.last_look(self.number, clean_exit=ended.returncode == 0)
-        self._session.post(
-            TrainerExited(
-                attempt=self.number,
-                code=127 if ended.returncode is None else ended.returncode,
-                tail=self._child.tail.lines(),
-                fatal=self._child.scanner.fatal,
-                retry=self._child.scanner.retry,
-                not_started=ended.spawn_error or None,
-            )
+        return TrainerExited(
+            attempt=self.number,
+            code=127 if ended.returncode is None else ended.returncode,
+            tail=self._child.tail.lines(),
+            fatal=self._child.scanner.fatal,
+            retry=self._child.scanner.retry,
+            not_started=ended.spawn_error or None,
         )
 
     def _progress(self, progress: Progress) -> None:
-        rate = self._rate.after(progress)
+        """Told every few seconds, and at the end: where the trainer was when it died is worth knowing."""
+        told = Progressed(self.number, progress.step, progress.total, self._rate.after(progress))
         last = progress.total is not None and progress.step >= progress.total
         if progress.at - self._told_at >= TELL_PROGRESS_EVERY or last:
-            self._told_at = progress.at
-            self._session.post(Progressed(self.number, progress.step, progress.total, rate))
+            self._told_at, self._untold = progress.at, None
+            self._session.post(told)
+        else:
+            self._untold = told
 
 
 class Rate:

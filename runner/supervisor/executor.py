@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from runner import __version__
@@ -23,17 +23,22 @@ from runner.launch.environment import Place, command_line, trainer_environment
 from runner.supervisor.attempt import Attempt
 from runner.supervisor.preparation import Preparation, bring_checkpoint, clear_the_way
 from runner.supervisor.recovery import THREADS, Ground, note_trained, recover
+from runner.supervisor.room import make_room
 from runner.supervisor.session import Session
+from runner.supervisor.shelf_watch import is_unchanged
 
-WORKERS = 4
+WORKERS = 8
+SECONDS_TO_END = 10.0
 
 
 class Executor:
-    """The hands of one session. ``perform`` returns at once; orders to the trainer are carried out in order."""
+    """The hands of one session. ``perform`` returns at once; orders to the trainer are carried out one by one."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="effect")
+        self._orders = ThreadPoolExecutor(1, thread_name_prefix="orders")
+        self._under_way: set[Future[None]] = set()
         self._preparation = Preparation(session)
         self._ground: Ground | None = None
         self._attempt: Attempt | None = None
@@ -49,17 +54,15 @@ class Executor:
                     lambda: self._restore(attempt, checkpoint), lambda error: restore_failed(attempt, checkpoint, error)
                 )
             case do.StartTrainer(attempt, resume, path):
-                self._start(attempt, resume, path)
-            case do.SignalTrainer(attempt, to):
-                if (running := self._running(attempt)) is not None:
-                    running.signal(to)
-            case do.KillTrainer(attempt):
-                if (running := self._running(attempt)) is not None:
-                    running.kill()
-            case do.AnnounceStop(_, deadline):
                 self._submit(
-                    lambda: self._announce(deadline), lambda error: on.Noticed(f"no stop file: {words_of(error)}")
+                    lambda: self._start(attempt, resume, path), lambda error: not_started(attempt, error), self._orders
                 )
+            case do.SignalTrainer(attempt, to):
+                self._submit(lambda: self._signal(attempt, to), lambda error: noticed("no signal", error), self._orders)
+            case do.KillTrainer(attempt):
+                self._submit(lambda: self._kill(attempt), lambda error: noticed("not killed", error), self._orders)
+            case do.AnnounceStop(attempt, deadline):
+                self._submit(lambda: self._announce(attempt, deadline), lambda error: noticed("no stop file", error))
             case do.Upload(checkpoint):
                 self._submit(lambda: self._upload(checkpoint), lambda error: self._upload_failed(checkpoint, error))
             case do.Prune(verdicts):
@@ -70,15 +73,23 @@ class Executor:
             case do.MarkDone():
                 self._submit(self._mark_done, lambda error: on.DoneNotMarked(words_of(error), is_worth_trying(error)))
 
-    def close(self) -> None:
-        """End what still runs. The loop has left; nobody waits for answers any more."""
+    def close(self, patience: float = SECONDS_TO_END) -> None:
+        """End what still runs, and wait so long for it. The loop has left: nobody waits for answers any more."""
         self._session.leaving.set()
+        for pool in (self._pool, self._orders):
+            pool.shutdown(wait=False, cancel_futures=True)
         if self._attempt is not None:
             self._attempt.kill()
+            self._attempt.wait(patience)
         self._preparation.close()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        wait([one for one in self._under_way if not one.cancelled()], patience)
 
-    def _submit(self, work: Callable[[], Event | None], failed: Callable[[Exception], Event]) -> None:
+    def _submit(
+        self,
+        work: Callable[[], Event | None],
+        failed: Callable[[Exception], Event],
+        pool: ThreadPoolExecutor | None = None,
+    ) -> None:
         def edge() -> None:
             try:
                 event = work()
@@ -87,7 +98,7 @@ class Executor:
             if event is not None:
                 self._session.post(event)
 
-        self._pool.submit(edge)
+        self._under_way = {one for one in self._under_way if not one.done()} | {(pool or self._pool).submit(edge)}
 
     # -- what the actions mean -----------------------------------------------------------------------------------------
 
@@ -100,12 +111,14 @@ class Executor:
         return on.Prepared(attempt)
 
     def _restore(self, attempt: int, checkpoint: Checkpoint) -> Event:
+        make_room(self._session, self._known_ground, checkpoint)
         path = bring_checkpoint(self._session, self._known_ground, checkpoint)
         return on.Restored(attempt, checkpoint.id, str(path))
 
     def _start(self, number: int, resume: Checkpoint | None, path: str) -> None:
         session, ground, spec = self._session, self._known_ground, self._session.spec
         place = self._place(number, resume, path)
+        # One that is left would end the new trainer at once, as if it had finished.
         place.stop_file.unlink(missing_ok=True)
         if resume is None:
             clear_the_way(session, ground, None)
@@ -113,6 +126,14 @@ class Executor:
         argv = command_line(spec.argv or self._script(ground.run), spec.checkpoints.resume, place)
         self._attempt = Attempt(session, ground.run, number, ground.watch)
         self._attempt.start(argv, env, spec.working_directory)
+
+    def _signal(self, attempt: int, to: do.Recipient) -> None:
+        if (running := self._running(attempt)) is not None:
+            running.signal(to)
+
+    def _kill(self, attempt: int) -> None:
+        if (running := self._running(attempt)) is not None:
+            running.kill()
 
     def _place(self, number: int, resume: Checkpoint | None, path: str) -> Place:
         session, ground = self._session, self._known_ground
@@ -124,7 +145,7 @@ class Executor:
             attempt=number,
             data_dir=self._preparation.data_dir(ground.run),
             checkpoint_dir=folders.checkpoints,
-            stop_file=folders.stop_file,
+            stop_file=self._stop_file(number),
             tmp_dir=folders.tmp,
             resume_path=path,
             resume_step=resume.step if resume is not None else None,
@@ -136,9 +157,12 @@ class Executor:
         write_atomically(path, (self._session.spec.script or "").encode())
         return ["bash", str(path)]
 
-    def _announce(self, deadline: float) -> None:
-        stop_file: Path = self._session.folders(self._known_ground.run).stop_file
-        write_atomically(stop_file, f"{deadline:.3f}\n".encode())
+    def _stop_file(self, attempt: int) -> Path:
+        """Of one attempt: an announcement that comes late must not stop the next one."""
+        return self._session.folders(self._known_ground.run).stop_file.with_name(f"stop-{attempt}")
+
+    def _announce(self, attempt: int, deadline: float) -> None:
+        write_atomically(self._stop_file(attempt), f"{deadline:.3f}\n".encode())
 
     def _upload(self, checkpoint: Checkpoint) -> Event:
         session, ground = self._session, self._known_ground
@@ -160,9 +184,12 @@ class Executor:
         return on.Uploaded(checkpoint.id, to_checkpoint(manifest), session.clock.now() - began)
 
     def _upload_failed(self, checkpoint: Checkpoint, error: Exception) -> Event:
-        gone = isinstance(error, SourceChanged)
+        """Files that are still what was told are not gone, whatever disturbed their upload: they are tried again."""
+        watch = self._known_ground.watch
+        here = watch.find(checkpoint)
+        gone = isinstance(error, SourceChanged) and (here is None or not is_unchanged(here))
         if gone:
-            self._known_ground.watch.look_again(checkpoint.attempt)
+            watch.look_again(checkpoint.attempt)
         return on.UploadFailed(checkpoint.id, words_of(error), is_worth_trying(error), gone)
 
     def _prune(self, ids: tuple[str, ...]) -> Event:
@@ -216,6 +243,14 @@ def is_worth_trying(error: Exception) -> bool:
 
 def recover_failed(error: Exception) -> Event:
     return on.RecoverFailed(words_of(error), exit_code_of(error), hint_of(error))
+
+
+def noticed(what: str, error: Exception) -> Event:
+    return on.Noticed(f"{what}: {words_of(error)}")
+
+
+def not_started(attempt: int, error: Exception) -> Event:
+    return on.TrainerExited(attempt, 127, not_started=words_of(error))
 
 
 def prepare_failed(attempt: int, error: Exception) -> Event:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import groupby
 from pathlib import Path
 
 from runner.checkpoint.layout import LocalLayout, Segment, StoreLayout
@@ -46,17 +46,24 @@ def journal_lines(store: ObjectStore | None, local: LocalLayout, run: int, *, wi
 
     ``without`` leaves out the session of that id. Raises StoreError when the store cannot be listed.
     """
-    keys = StoreLayout(local.job)
     here = local_segments(local, run, "journal")
-    there = stored_segments(store, keys, run, "journal") if store is not None else {}
-    wanted = sorted((one for one in {*here, *there} if one.attempt_id != without), key=order)
-    records = [
-        (attempt, list(read_lines(segment_bytes(store, here, there, one) for one in record)))
-        for (attempt, _), record in groupby(wanted, key=lambda one: (one.attempt, one.attempt_id))
-    ]
-    # Sessions that began no attempt of their own share a number; among those only time tells the order.
-    for _, lines in sorted(records, key=lambda record: (record[0], record[1][0]["at"] if record[1] else 0.0)):
-        yield from lines
+    there = stored_segments(store, StoreLayout(local.job), run, "journal") if store is not None else {}
+    records: dict[tuple[int, str], list[Segment]] = {}
+    for one in sorted({*here, *there}, key=order):
+        if one.attempt_id != without:
+            records.setdefault((one.attempt, one.attempt_id), []).append(one)
+    sharing = Counter(attempt for attempt, _ in records)
+
+    def lines(record: tuple[int, str]) -> Iterator[Line]:
+        return read_lines(segment_bytes(store, here, there, one) for one in records[record])
+
+    def place(record: tuple[int, str]) -> tuple[int, float]:
+        # Sessions that began no attempt of their own share a number; among those only time tells the order.
+        first = next(lines(record), None) if sharing[record[0]] > 1 else None
+        return record[0], float(first["at"]) if first else 0.0
+
+    for record in sorted(records, key=place):
+        yield from lines(record)
 
 
 def segment_bytes(

@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from runner.core.events import Progressed
-from runner.core.record import Entry, Line, is_worth_a_line, to_line
+from runner.core.record import Line
 from runner.supervisor.segments import SegmentWriter
 
 # When the disk is full, this many lines wait in memory for room.
@@ -18,47 +17,42 @@ class Journal:
     """Writes the lines of one supervisor session, into one record per attempt.
 
     What happens before the run and the attempt are known is held back and opens the first record; a session that never
-    gets that far leaves none. A full disk never
-    stops the loop: lines wait in memory until there is room again.
+    gets that far leaves none. A full disk never stops the loop: lines wait in memory until there is room again.
     """
 
-    def __init__(self, path_of: Callable[[int, int, int], Path], redact: Callable[[str], str]) -> None:
+    def __init__(self, path_of: Callable[[int, int, int], Path]) -> None:
         """``path_of(run, attempt, n)`` names segment n of an attempt's record."""
         self._path_of = path_of
-        self._redact = redact
         self._writer: SegmentWriter | None = None
         self._place = (0, 0)
         self._held: list[tuple[bytes, bool]] = []
 
-    def write(self, entry: Entry) -> None:
-        if not is_worth_a_line(entry):
-            return
-        text = self._redact(json.dumps(to_line(entry), ensure_ascii=False, separators=(",", ":")))
-        self._held.append((text.encode() + b"\n", not isinstance(entry.event, Progressed)))
+    def write(self, line: Line, run: int, attempt: int, *, durable: bool) -> None:
+        """Add a line to the record of an attempt; ``run`` is 0 while it is not known. Never raises OSError."""
+        text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+        # A file name that is no text has lone surrogates: they become the escapes that JSON has for them.
+        self._held.append((text.encode("utf-8", "backslashreplace") + b"\n", durable))
         del self._held[:-LINES_HELD]
-        ledger = entry.state.ledger
-        if ledger.run:
-            self._turn_to(ledger.run, ledger.attempt)
-            self._pour()
+        if run:
+            self._pour(self._writer_of(run, attempt))
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
 
-    def _turn_to(self, run: int, attempt: int) -> None:
-        if self._writer is not None and self._place == (run, attempt):
-            return
-        if self._writer is not None:
-            self._writer.close()
-        self._place = (run, attempt)
-        self._writer = SegmentWriter(lambda n: self._path_of(run, attempt, n))
+    def _writer_of(self, run: int, attempt: int) -> SegmentWriter:
+        if self._writer is None or self._place != (run, attempt):
+            self.close()
+            self._place = (run, attempt)
+            # A run that was marked as done by hand may have no attempt: its record is kept as the first one's.
+            self._writer = SegmentWriter(lambda n: self._path_of(run, max(attempt, 1), n))
+        return self._writer
 
-    def _pour(self) -> None:
-        assert self._writer is not None
+    def _pour(self, writer: SegmentWriter) -> None:
         try:
             while self._held:
                 data, durable = self._held[0]
-                self._writer.append(data, durable=durable)
+                writer.append(data, durable=durable)
                 del self._held[0]
         except OSError:
             # No room now. A torn line is skipped by readers; this one is written again, whole, on a line of its own.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from runner.checkpoint.layout import attempt_name
-from runner.core.events import Noticed, Started
+from runner.core.events import Noticed, Progressed, Started, StoreStruggled
 from runner.core.policy import Policy
-from runner.core.record import Entry
+from runner.core.record import Entry, is_worth_a_line, redacted, to_line
 from runner.core.state import Ending
 from runner.monitors.api import Monitor, watch
 from runner.supervisor.executor import Executor
@@ -18,6 +18,8 @@ from runner.supervisor.session import Session
 from runner.supervisor.shipper import Shipper
 
 SHIP_PATIENCE = 10.0
+# News that changes nobody's fate. A store that struggles must not be asked more often for telling so.
+CAN_WAIT = (Progressed, StoreStruggled, Noticed)
 
 
 def live(
@@ -29,23 +31,21 @@ def live(
     tell: Callable[[Entry], None],
 ) -> Ending:
     """Run the session to its end; ``tell`` hears of every turn of the loop."""
-    redact = session.secrets.redact_text
-    journal = Journal(
-        lambda run, attempt, n: session.local.journal_segment(run, attempt_name(attempt, session.id), n), redact
-    )
+    journal = Journal(lambda run, attempt, n: session.local.journal_segment(run, attempt_name(attempt, session.id), n))
     shipper = Shipper(
         session.store,
         session.local,
         session.id,
         every=session.spec.logs.upload_every,
         clock=session.clock,
-        redact=redact,
         complain=lambda text: inbox.post(Noticed(text)),
     )
 
     def record(entry: Entry) -> None:
-        journal.write(entry)
-        shipper.record(entry)
+        if is_worth_a_line(entry):
+            line, ledger = redacted(to_line(entry), session.secrets.redact_text), entry.state.ledger
+            journal.write(line, ledger.run, ledger.attempt, durable=not isinstance(entry.event, Progressed))
+            shipper.record(line, ledger.run, urgent=not isinstance(entry.event, CAN_WAIT))
         tell(entry)
 
     executor = Executor(session)

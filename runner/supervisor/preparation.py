@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import ExitStack, suppress
+import threading
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
-from runner.checkpoint.local import clear_unfinished, scan, set_aside
+from runner.checkpoint.formats import looks_like_checkpoint
+from runner.checkpoint.local import Found, clear_unfinished, delete, scan, set_aside
 from runner.checkpoint.transfer import restore
 from runner.core.events import Noticed
 from runner.core.state import Checkpoint
 from runner.dataset.sync import Dataset
-from runner.errors import CloudrunError, CorruptData, DiskFull
-from runner.files import make_directory, sync_directory, write_atomically
+from runner.errors import CloudrunError, CorruptData, DiskFull, StoreUnreachable
+from runner.files import PART_MARK, make_directory, sync_directory, write_atomically
 from runner.supervisor.attempt import Child, open_log
 from runner.supervisor.output import Progress
 from runner.supervisor.recovery import Ground
 from runner.supervisor.session import Session
+from runner.supervisor.shelf_watch import is_unchanged
+from runner.supervisor.trainer import Exit
+
+SET_ASIDE_KEPT = 3
 
 
 class SetupFailed(CloudrunError):
@@ -31,19 +37,21 @@ class Preparation:
         self._session = session
         self._in_use = ExitStack()
         self._setup: Child | None = None
+        self._one_at_a_time = threading.Lock()
 
     def prepare(self, ground: Ground, attempt: int) -> None:
-        """Setup and data. Raises CloudrunError."""
+        """Setup and data. Raises CloudrunError. One that was overtaken by a newer attempt's is waited for."""
         folders = self._session.folders(ground.run)
-        for folder in (folders.checkpoints, folders.tmp):
-            make_directory(folder)
-        self._run_setup(ground, attempt)
-        place_data(self.data_dir(ground.run), self._bring_data())
+        with self._one_at_a_time:
+            for folder in (folders.checkpoints, folders.tmp):
+                make_directory(folder)
+            self._set_up(ground, attempt)
+            place_data(self.data_dir(ground.run), self._bring_data())
 
     def close(self) -> None:
-        """End a setup script that still runs; let go of the datasets."""
-        if self._setup is not None:
-            self._setup.trainer.kill()
+        """The session is leaving: end a setup script that still runs, let go of the datasets."""
+        if (setup := self._setup) is not None:
+            setup.trainer.kill()
         self._in_use.close()
 
     def data_dir(self, run: int) -> Path:
@@ -58,7 +66,7 @@ class Preparation:
             placed.append((target, dataset.path))
         return placed
 
-    def _run_setup(self, ground: Ground, attempt: int) -> None:
+    def _set_up(self, ground: Ground, attempt: int) -> None:
         """Once per machine and per text of the script."""
         session, text = self._session, self._session.spec.setup
         if not text:
@@ -66,16 +74,23 @@ class Preparation:
         done = session.local.setup_done(hashlib.sha256(text.encode()).hexdigest()[:16])
         if done.exists():
             return
-        env = {**session.environ, **session.spec.environment(session.environ)}
-        self._setup = Child(session, open_log(session, ground.run, attempt), ignore_progress)
-        self._setup.start(["bash", "-c", text], env, session.spec.working_directory)
-        ended = self._setup.wait()
-        tail, self._setup = self._setup.tail.lines(), None
+        with closing(open_log(session, ground.run, attempt)) as log:
+            setup = self._setup = Child(session, log, ignore_progress)
+            ended = self._run_setup(setup, text)
+        tail, self._setup = setup.tail.lines(), None
         if ended.returncode != 0:
             why = ended.spawn_error or f"exit code {ended.returncode}"
             said = f": {tail[-1]}" if tail else ""
             raise SetupFailed(f"the setup script failed ({why}){said}", "its output is in: cloudrun logs")
         write_atomically(done, b"")
+
+    def _run_setup(self, setup: Child, text: str) -> Exit:
+        session = self._session
+        env = {**session.environ, **session.spec.environment(session.environ)}
+        setup.start(["bash", "-c", text], env, session.spec.working_directory)
+        if session.leaving.is_set():  # close() came too early to find something to kill
+            setup.trainer.kill()
+        return setup.wait()
 
 
 def ignore_progress(progress: Progress) -> None:
@@ -83,8 +98,10 @@ def ignore_progress(progress: Progress) -> None:
 
 
 def place_data(data_dir: Path, datasets: list[tuple[str, Path]]) -> None:
-    """Make ``data_dir`` show the datasets: one without a target is the data directory itself."""
+    """Make ``data_dir`` show these datasets only: one without a target is the data directory itself."""
     make_directory(data_dir.parent)
+    if data_dir.is_dir() and not data_dir.is_symlink():
+        remove_links(data_dir)
     if len(datasets) == 1 and not datasets[0][0]:
         link(data_dir, datasets[0][1])
         return
@@ -97,11 +114,19 @@ def place_data(data_dir: Path, datasets: list[tuple[str, Path]]) -> None:
         link(place, path)
 
 
+def remove_links(folder: Path) -> None:
+    """Take away what an earlier start has placed: links, and folders with nothing else in them. The rest stays."""
+    for entry in list(folder.iterdir()):
+        if entry.is_symlink():
+            entry.unlink()
+        elif entry.is_dir():
+            remove_links(entry)
+    with suppress(OSError):
+        folder.rmdir()
+
+
 def link(place: Path, path: Path) -> None:
     """Let ``place`` lead to ``path``, replacing an older link in one step."""
-    if place.is_dir() and not place.is_symlink():
-        with suppress(FileNotFoundError):
-            place.rmdir()
     part = place.with_name(f".{place.name}.new")
     part.unlink(missing_ok=True)
     part.symlink_to(path)
@@ -114,32 +139,59 @@ def bring_checkpoint(session: Session, ground: Ground, checkpoint: Checkpoint) -
 
     Raises CorruptData or ObjectMissing when this checkpoint cannot be used, other CloudrunErrors when nothing can.
     """
-    folders = session.folders(ground.run)
     clear_the_way(session, ground, checkpoint)
     if checkpoint.id.startswith("local:"):
         found = ground.watch.find(checkpoint)
-        if found is None or all(one.signature != found.signature for one in scan(folders.checkpoints, "any")):
+        if found is None or not is_unchanged(found):
             raise CorruptData("the files changed since they were complete")
         return found.path
     try:
-        return restore(session.store, session.keys, ground.run, checkpoint, folders.checkpoints, stop=session.leaving)
+        return fetch(session, ground, checkpoint)
     except DiskFull:
         if not session.cache.make_room(checkpoint.bytes):
             raise
-        return restore(session.store, session.keys, ground.run, checkpoint, folders.checkpoints, stop=session.leaving)
+        return fetch(session, ground, checkpoint)
+
+
+def fetch(session: Session, ground: Ground, checkpoint: Checkpoint) -> Path:
+    """From the store; or, while that is away, what lies here under the same name with the same files."""
+    folder = session.folders(ground.run).checkpoints
+    try:
+        return restore(session.store, session.keys, ground.run, checkpoint, folder, stop=session.leaving)
+    except StoreUnreachable as error:
+        for found in scan(folder, session.spec.checkpoints.format):
+            if found.signature == checkpoint.signature and found.verdict.complete:
+                session.post(Noticed(f"resuming from this disk, since the store does not answer: {error}"))
+                return found.path
+        raise
 
 
 def clear_the_way(session: Session, ground: Ground, checkpoint: Checkpoint | None) -> None:
-    """Move aside what a trainer that picks its own newest checkpoint would wrongly pick."""
+    """Move aside what a trainer that picks its own newest checkpoint would wrongly pick.
+
+    In a folder of the owner's nothing else is touched: what is called tmp there may be anything.
+    """
     folders, wanted = session.folders(ground.run), session.spec.checkpoints.format
-    moved = clear_unfinished(folders.checkpoints, wanted, folders.set_aside)
-    if checkpoint is not None:
-        later = [
-            one.name
-            for one in scan(folders.checkpoints, wanted)
-            if one.step is not None and one.step > checkpoint.step and one.verdict.format != "other"
-        ]
-        set_aside(folders.checkpoints, later, folders.set_aside)
-        moved += [(name, f"not usable; resuming from step {checkpoint.step}") for name in later]
-    for name, reason in moved:
+    moved = []
+    if session.spec.checkpoint_dir is None:
+        moved = clear_unfinished(folders.checkpoints, wanted, folders.set_aside)
+    for part in folders.checkpoints.glob(f".*{PART_MARK}"):
+        delete(part)
+    misleading = [
+        (found.name, reason)
+        for found in scan(folders.checkpoints, wanted)
+        if (reason := why_not(found, checkpoint)) and found.verdict.format != "other"
+    ]
+    names = [name for name, _ in misleading]
+    set_aside(folders.checkpoints, names, folders.set_aside, keep=max(SET_ASIDE_KEPT, len(names)))
+    for name, reason in [*moved, *misleading]:
         session.post(Noticed(f"{name} is set aside: {reason}"))
+
+
+def why_not(found: Found, resuming: Checkpoint | None) -> str:
+    """Why an entry of the checkpoint folder would mislead the trainer; empty when it would not."""
+    if not found.verdict.complete:
+        return found.verdict.reason if looks_like_checkpoint(found.name, is_dir=found.is_dir) else ""
+    if resuming is None or found.step is None or found.step <= resuming.step:
+        return ""
+    return f"not usable; resuming from step {resuming.step}"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from runner.checkpoint.layout import LocalLayout, StoreLayout
 from runner.checkpoint.local import Found, scan, set_aside
 from runner.checkpoint.transfer import Unreadable, list_stored, read_manifest
 from runner.core.events import Recovered
-from runner.core.state import Checkpoint, Rejected
+from runner.core.state import Checkpoint, Rejected, age
+from runner.errors import CorruptData, ObjectMissing, StoreError
 from runner.files import write_atomically
 from runner.launch.environment import threads_of_this_machine
 from runner.supervisor.history import local_segments
@@ -31,14 +36,13 @@ class Ground:
 def recover(session: Session) -> tuple[Ground, Recovered]:
     """Find the run to go on with, or begin one. Raises CloudrunError when the store cannot be asked."""
     keys = [info.key for info in session.store.list(session.keys.prefix())]
-    runs = {run for key in keys if (run := session.keys.run_of(key)) is not None}
-    run = max(runs, default=0) + 1 if session.fresh or not runs else max(runs)
-    write_spec(session, run, new=run not in runs)
-    told = list_stored(session.store, session.keys, run) if run in runs else []
+    run = choose_run(session.keys, session.local, keys, fresh=session.fresh)
+    write_spec(session, run, keys)
+    told = list_stored(session.store, session.keys, run)
     stored = tuple(one for one in told if isinstance(one, Checkpoint))
     folder = session.folders(run).checkpoints
-    if session.fresh:
-        clear_for_a_new_run(session, run, folder)
+    if session.spec.checkpoint_dir is not None:
+        claim(session, run, folder)
     note = read_trained(session, run)
     watch = ShelfWatch(session, folder)
     local = local_checkpoints(watch.first_look(clean_exit=note is not None), stored)
@@ -54,18 +58,47 @@ def recover(session: Session) -> tuple[Ground, Recovered]:
     )
 
 
-def write_spec(session: Session, run: int, *, new: bool) -> None:
+def choose_run(keys: StoreLayout, local: LocalLayout, stored: Iterable[str], *, fresh: bool) -> int:
+    """The run to go on with; with ``fresh``, or for a job that nobody has started yet, a new one.
+
+    ``stored`` are the job's keys in the store. Raises StoreError when a run that this machine knows is not among them:
+    a store that is not mounted looks like an empty one, and must not make the job start from the beginning.
+    """
+    there = {run for key in stored if (run := keys.run_of(key)) is not None}
+    newest = max(there | runs_here(local), default=0)
+    if fresh or not newest:
+        return newest + 1
+    if newest not in there:
+        raise StoreError(
+            f"run {newest} of job {local.job}, which this machine has worked on, is not in {local.store_url}",
+            "is the store mounted? If the run was deleted on purpose, begin a new one: cloudrun submit --fresh",
+        )
+    return newest
+
+
+def runs_here(local: LocalLayout) -> set[int]:
+    """The runs of which this disk has records or checkpoints."""
+    keys = StoreLayout(local.job)
+    folders = [path for root in (local.run_state(1).parent, local.run_cache(1).parent) for path in root.glob("run-*")]
+    return {run for path in folders if (run := keys.run_of(f"{keys.prefix()}{path.name}/")) is not None}
+
+
+def write_spec(session: Session, run: int, stored: list[str]) -> None:
     """Keep the spec's text in the run, as it is written: with no variable filled in, so with no secret."""
     key, text = session.keys.job_yaml(run), session.secrets.redact(session.spec.raw_text.encode())
-    stored = {info.key for info in session.store.list(key)}
-    if new or key not in stored or session.store.read(key) != text:
+    if key not in stored or session.store.read(key) != text:
         session.store.write(key, text)
 
 
-def clear_for_a_new_run(session: Session, run: int, folder: Path) -> None:
-    """In a folder of the owner's, checkpoints of an older run must not pass for the new one's."""
-    old = [found.name for found in scan(folder, session.spec.checkpoints.format) if found.verdict.format != "other"]
-    set_aside(folder, old, session.folders(run).set_aside, keep=max(len(old), 3))
+def claim(session: Session, run: int, folder: Path) -> None:
+    """Make a folder of the owner's this run's: what another run of the job has left there must not pass for its own."""
+    mark, us = folder / ".cloudrun-run", {"job": session.local.state.name, "run": run}
+    before = read_json(mark)
+    if session.fresh or (before.get("job") == us["job"] and before != us):
+        old = [found.name for found in scan(folder, session.spec.checkpoints.format) if found.verdict.format != "other"]
+        set_aside(folder, old, folder / f".cloudrun-before-run-{run}", keep=len(old))
+    if before != us:
+        write_atomically(mark, json.dumps(us).encode())
 
 
 def local_checkpoints(found: list[Found], stored: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
@@ -85,12 +118,12 @@ def last_attempt(session: Session, run: int, keys: list[str]) -> int:
 
 def threads_of(session: Session, run: int, stored: tuple[Checkpoint, ...]) -> str:
     """The thread count that the run's checkpoints were made with, else this machine's."""
-    if stored:
-        newest = max(stored, key=lambda one: (one.step, one.time))
-        recorded = read_manifest(session.store, session.keys, run, newest.id).environment.get(THREADS)
-        if recorded:
-            return recorded
-    return threads_of_this_machine()
+    newest = max(stored, key=age, default=None)
+    recorded = None
+    if newest is not None:
+        with suppress(ObjectMissing, CorruptData):
+            recorded = read_manifest(session.store, session.keys, run, newest.id).environment.get(THREADS)
+    return recorded or threads_of_this_machine()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +139,17 @@ def note_trained(session: Session, run: int, signature: str | None) -> None:
 
 def read_trained(session: Session, run: int) -> TrainedNote | None:
     """The note of this run, if there is one. What cannot be read is no note: training again is safe."""
-    try:
-        note = json.loads(session.local.trained.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
-    if not isinstance(note, dict) or note.get("run") != run:
+    note = read_json(session.local.trained)
+    if note.get("run") != run:
         return None
     signature = note.get("signature")
     return TrainedNote(signature if isinstance(signature, str) else None)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small file of ours; empty where there is none, or it says nothing."""
+    try:
+        told = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}

@@ -10,6 +10,7 @@ from runner.checkpoint.local import delete, scan
 from runner.checkpoint.transfer import list_stored
 from runner.core.events import Noticed
 from runner.core.state import Checkpoint
+from runner.errors import StoreError
 from runner.supervisor.recovery import Ground
 from runner.supervisor.session import Session
 from runner.units import format_size
@@ -25,7 +26,7 @@ def make_room(session: Session, ground: Ground, wanted: Checkpoint) -> None:
     if free(folders.checkpoints) >= needed:
         return
     for path in expendable(session, ground, wanted):
-        session.post(Noticed(f"the disk is nearly full: {path.name} is deleted here; it is stored, or was set aside"))
+        session.post(Noticed(f"the disk is nearly full: {path.name} is deleted here; it is stored, or unfinished"))
         delete(path)
         if free(folders.checkpoints) >= needed:
             return
@@ -36,14 +37,22 @@ def make_room(session: Session, ground: Ground, wanted: Checkpoint) -> None:
 
 
 def expendable(session: Session, ground: Ground, wanted: Checkpoint) -> Iterator[Path]:
-    """What may go, the least useful first."""
-    folders = session.folders(ground.run)
-    if folders.set_aside.is_dir():
-        yield from sorted(folders.set_aside.iterdir())
-    told = list_stored(session.store, session.keys, ground.run)
-    stored = {one.signature for one in told if isinstance(one, Checkpoint)} - {wanted.signature}
-    here = [found for found in scan(folders.checkpoints, session.spec.checkpoints.format) if found.signature in stored]
+    """What may go, the least useful first: unfinished saves that were set aside, then what is stored, oldest first."""
+    folders, wanted_format = session.folders(ground.run), session.spec.checkpoints.format
+    yield from (found.path for found in scan(folders.set_aside, wanted_format) if not found.verdict.complete)
+    stored = stored_signatures(session, ground) - {wanted.signature}
+    here = [found for found in scan(folders.checkpoints, wanted_format) if found.signature in stored]
     yield from (found.path for found in sorted(here, key=lambda found: found.newest_mtime))
+
+
+def stored_signatures(session: Session, ground: Ground) -> set[str]:
+    """What the store has for certain; a store that does not answer vouches for nothing."""
+    try:
+        told = list_stored(session.store, session.keys, ground.run)
+    except StoreError as error:
+        session.post(Noticed(f"no room is made among stored checkpoints, since the store does not answer: {error}"))
+        return set()
+    return {one.signature for one in told if isinstance(one, Checkpoint)}
 
 
 def free(folder: Path) -> int:

@@ -5,16 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
 
 from runner.checkpoint.layout import LocalLayout, Segment, StoreLayout
 from runner.clock import Clock
-from runner.core.events import Progressed
 from runner.core.ledger import Account, fold, status
-from runner.core.record import Entry, Line, is_worth_a_line, to_line
-from runner.errors import CloudrunError
-from runner.files import write_atomically
+from runner.core.record import Line
 from runner.storage.api import ObjectStore
 from runner.supervisor.history import journal_lines, local_segments, stored_segments
 
@@ -35,7 +30,6 @@ class Shipper:
         *,
         every: float,
         clock: Clock,
-        redact: Callable[[str], str],
         complain: Callable[[str], None],
     ) -> None:
         self._store = store
@@ -44,7 +38,6 @@ class Shipper:
         self._session = session
         self._every = every
         self._clock = clock
-        self._redact = redact
         self._complain = complain
         self._lock = threading.Lock()
         self._pending: list[Line] = []
@@ -59,14 +52,12 @@ class Shipper:
     def start(self) -> None:
         self._thread.start()
 
-    def record(self, entry: Entry) -> None:
-        """Take note of one turn of the loop. Never blocks on the store."""
-        if not is_worth_a_line(entry):
-            return
+    def record(self, line: Line, run: int, *, urgent: bool) -> None:
+        """Take note of a line of the journal. Never blocks on the store. ``urgent`` ones go at once."""
         with self._lock:
-            self._pending.append(to_line(entry))
-            self._run = entry.state.ledger.run
-        if not isinstance(entry.event, Progressed):
+            self._pending.append(line)
+            self._run = run
+        if urgent:
             self._news.set()
 
     def close(self, patience: float) -> None:
@@ -81,62 +72,49 @@ class Shipper:
         while not self._leaving.is_set():
             self._news.wait(self._every)
             self._news.clear()
-            self._ship()
+            self._try()
             self._leaving.wait(SHORTEST_PAUSE)
-        self._ship()
+        self._try()
 
-    def _ship(self) -> None:
-        with self._lock:
-            run, fresh = self._run, self._pending
-            self._pending = []
-        if not run:
-            with self._lock:
-                self._pending = fresh + self._pending
-            return
+    def _try(self) -> None:
         try:
-            self._catch_up(run, fresh)
-            fresh = []
-            self._ship_segments(run)
-            self._ship_status()
+            self._ship()
             self._told = False
-        except (CloudrunError, OSError) as error:
-            with self._lock:
-                self._pending = fresh + self._pending
+        except Exception as error:  # noqa: BLE001 - a thread's edge: the error becomes a complaint
             if not self._told:
                 self._told = True
                 self._complain(f"logs and journal could not be stored, and are tried again: {error}")
 
-    def _catch_up(self, run: int, fresh: list[Line]) -> None:
-        """Fold new lines into the account, which begins with what earlier sessions wrote."""
+    def _ship(self) -> None:
+        if not self._run:
+            return
+        account = self._catch_up(self._run)
+        self._ship_segments(self._run)
+        ended = account.state.get("phase") == "finished"
+        told = status(self._local.job, account, self._clock.now(), alive=not ended)
+        self._store.write(self._keys.status(), (json.dumps(told, indent=1) + "\n").encode())
+
+    def _catch_up(self, run: int) -> Account:
+        """The account, which begins with what earlier sessions wrote, with all new lines folded in."""
         if self._account is None:
-            self._shipped = {
-                segment: size
-                for kind in ("journal", "logs")
-                for segment, (_, size) in stored_segments(self._store, self._keys, run, kind).items()
-            }
+            stored = [stored_segments(self._store, self._keys, run, kind) for kind in ("journal", "logs")]
+            self._shipped = {segment: size for found in stored for segment, (_, size) in found.items()}
             account = Account()
             for line in journal_lines(self._store, self._local, run, without=self._session):
                 account = fold(account, line)
             self._account = account
+        with self._lock:
+            fresh, self._pending = self._pending, []
         for line in fresh:
             self._account = fold(self._account, line)
+        return self._account
 
     def _ship_segments(self, run: int) -> None:
         for kind in ("journal", "logs"):
             for segment, path in local_segments(self._local, run, kind).items():
-                size = path.stat().st_size
-                if size == self._shipped.get(segment, -1):
+                if path.stat().st_size == self._shipped.get(segment, -1):
                     continue
                 data = path.read_bytes()
                 key = self._keys.run_prefix(run) + path.relative_to(self._local.run_state(run)).as_posix()
                 self._store.write(key, data)
                 self._shipped[segment] = len(data)
-
-    def _ship_status(self) -> None:
-        assert self._account is not None
-        ended = self._account.state.get("phase") == "finished"
-        now: dict[str, Any] = status(self._local.job, self._account, self._clock.now(), alive=not ended)
-        data = (self._redact(json.dumps(now, indent=1)) + "\n").encode()
-        with suppress(OSError):
-            write_atomically(self._local.status, data)
-        self._store.write(self._keys.status(), data)

@@ -21,15 +21,18 @@ REQUESTS = {
 
 @contextmanager
 def signals_posted(post: Callable[[Event], None]) -> Iterator[None]:
-    """Turn signals into events while the context lasts. An ignored SIGHUP (nohup) stays ignored."""
+    """Turn signals into events while the context lasts, and ignore them after it: how the job ended is decided, and
+    the process must live to say so. An ignored SIGHUP (nohup) stays ignored.
+    """
 
-    def handler(number: int, frame: FrameType | None) -> None:
+    def handler(number: int, _frame: FrameType | None) -> None:
         post(StopRequested(REQUESTS[signal.Signals(number)]))
 
     numbers = [number for number in REQUESTS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in numbers}
+    for number in numbers:
+        signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)

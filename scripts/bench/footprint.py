@@ -142,7 +142,8 @@ def lines(path: Path) -> list[str]:
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Of all its threads: the kernel lists children by the thread that made them."""
+    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
 
 
 def cpu_seconds(pid: int) -> float:

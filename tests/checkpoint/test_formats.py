@@ -206,6 +206,13 @@ def test_folders_that_are_no_checkpoints(in_place: Put, torch_bytes: bytes) -> N
     assert judge(logs).format == "other"
     assert not judge(logs).complete
     assert judge(in_place("model", {"model.pt": torch_bytes})).complete
+    assert judge(in_place("model", {"pytorch_model.bin": torch_bytes})).complete
+
+
+@pytest.mark.parametrize("wanted", ["auto", "torch", "transformers"])
+def test_a_folder_of_binary_data_is_no_checkpoint(in_place: Put, wanted: str) -> None:
+    tokens = in_place("openwebtext", {"train.bin": b"tokens", "val.bin": b"tokens", "prepare.py": b"x"})
+    assert judge(tokens, wanted).format == "other"
 
 
 def transformers(torch_bytes: bytes, **state: object) -> dict[str, bytes]:

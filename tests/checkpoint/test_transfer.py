@@ -29,12 +29,11 @@ from runner.checkpoint.transfer import (
     pull,
     remove,
     restore,
-    sweep,
     upload,
     verify,
 )
 from runner.core.state import Checkpoint
-from runner.errors import CorruptData, ObjectExists, ObjectMissing, SourceChanged, StoreUnreachable
+from runner.errors import CorruptData, ObjectExists, ObjectMissing, SourceChanged, StoreUnreachable, UsageError
 from runner.storage.api import ObjectInfo, ObjectStore, OnBytes, ignore_bytes
 from runner.storage.folder import FolderStore
 from runner.storage.memory import Fault, MemoryStore
@@ -551,7 +550,22 @@ def test_pull_is_for_people(in_place: Put, folder: Path, tmp_path: Path) -> None
     in_place("step-5", MEMBERS)
     store = MemoryStore()
     checkpoint = commit(store, only(folder))
+    mine = pull(store, LAYOUT, 1, checkpoint, tmp_path / "mine", stop=NEVER)
+    assert content(mine) == MEMBERS
+    (mine / "model.bin").write_bytes(b"damaged")
     assert content(pull(store, LAYOUT, 1, checkpoint, tmp_path / "mine", stop=NEVER)) == MEMBERS
+
+
+def test_pull_replaces_nothing_that_is_somebodys(in_place: Put, folder: Path, tmp_path: Path) -> None:
+    in_place("step-5", MEMBERS)
+    store = MemoryStore()
+    checkpoint = commit(store, only(folder))
+    theirs = tmp_path / "mine" / "step-5"
+    theirs.mkdir(parents=True)
+    (theirs / "notes.txt").write_text("months of work")
+    with pytest.raises(UsageError, match="notes.txt"):
+        pull(store, LAYOUT, 1, checkpoint, tmp_path / "mine", stop=NEVER)
+    assert content(theirs) == {"notes.txt": b"months of work"}
 
 
 # ---- removal
@@ -581,17 +595,3 @@ def test_a_removal_that_dies_leaves_no_checkpoint(in_place: Put, folder: Path) -
         remove(store, LAYOUT, 1, [checkpoint.id])
     assert keys(store) != []
     assert list_stored(store, LAYOUT, 1) == []
-
-
-def test_sweeping_takes_only_old_leftovers(in_place: Put, folder: Path) -> None:
-    in_place("step-5", MEMBERS)
-    store = MemoryStore()
-    good, old, kept = (commit(store, only(folder), step=step) for step in (1, 2, 3))
-    store.delete([LAYOUT.manifest(1, one.id) for one in (old, kept)])
-    store.write("digits/run-1/checkpoints/foreign", b"")
-    now = time.time()
-    assert sweep(store, LAYOUT, 1, [kept.id], now=now) == ()
-    assert sweep(store, LAYOUT, 1, [kept.id], now=now + 90_000) == (old.id,)
-    left = {key.split("/")[3] for key in keys(store)}
-    assert left == {good.id, kept.id, "foreign"}
-    assert [one.id for one in list_stored(store, LAYOUT, 1)] == [good.id]

@@ -19,6 +19,7 @@ from runner.core.state import (
     Finished,
     Flushing,
     Ledger,
+    Rejected,
     Running,
     State,
     Stopping,
@@ -129,8 +130,15 @@ def test_a_foreign_kill_says_nothing_of_the_checkpoint() -> None:
     assert not state.ledger.load_failures
 
 
+def test_a_full_disk_says_nothing_of_the_checkpoint() -> None:
+    ledger = replace(running().ledger, resumed=STORED)
+    words = ("OSError: [Errno 28] No space left on device",)
+    state, _ = decide(POLICY, running(ledger), on.TrainerExited(2, 1, tail=words), NOW)
+    assert not state.ledger.load_failures
+
+
 def test_never_a_silent_fresh_start() -> None:
-    event = on.Recovered(1, 1, rejected=(on.Rejected("step-10.a1-abcdef", 10, "a file is missing"),))
+    event = on.Recovered(1, 1, rejected=(Rejected("step-10.a1-abcdef", 10, "a file is missing"),))
     state, _ = decide(POLICY, State(), event, NOW)
     state, actions = decide(POLICY, state, on.Prepared(2), NOW)
     assert isinstance(state.phase, Finished)
@@ -228,9 +236,7 @@ def test_a_supervisor_begins_by_asking() -> None:
     assert decide(POLICY, State(), on.Started(), NOW) == (State(Waiting()), (do.Recover(),))
 
 
-def test_a_local_checkpoint_newer_than_all_stored_is_resumed(
-    stored: Checkpoint = STORED, saved: Checkpoint = SAVED
-) -> None:
-    state, _ = decide(POLICY, State(), on.Recovered(1, 1, (stored,), (saved,)), NOW)
+def test_a_local_checkpoint_newer_than_all_stored_is_resumed() -> None:
+    state, _ = decide(POLICY, State(), on.Recovered(1, 1, (STORED,), (SAVED,)), NOW)
     _, actions = decide(POLICY, state, on.Prepared(2), NOW)
-    assert do.Restore(2, saved) in actions
+    assert do.Restore(2, SAVED) in actions

@@ -64,8 +64,8 @@ chances = st.sampled_from([0.0, 0.01, 0.05, 0.2])
     st.builds(
         Faults,
         crash=chances, hang=chances, kill_supervisor=st.sampled_from([0.0, 0.5, 1.0]), notice=chances, stop=chances,
-        upload_fails=chances, upload_hopeless=chances, corrupt=chances, poison=chances, deaf=st.sampled_from([0.0, 1.0]),
-        recover_fails=chances, budget=st.integers(0, 30),
+        upload_fails=chances, upload_hopeless=chances, corrupt=chances, poison=chances,
+        deaf=st.sampled_from([0.0, 1.0]), recover_fails=chances, budget=st.integers(0, 30),
     ),
     st.builds(
         Policy,

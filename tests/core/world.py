@@ -117,14 +117,16 @@ class World:
             self.post(self.random.uniform(0.0, 900.0), "notice")
         if self.happens(self.faults.stop):
             self.post(self.random.uniform(0.0, 900.0), "stop")
-        for _ in range(100_000):
-            if not self.turn():
-                return None
+        turns = 0
+        while self.turn():
             if isinstance(self.state.phase, Finished):
                 if self.trainer is not None:
                     self.broken("left while the trainer runs")
                 return self.state.phase.ending
-        self.broken("the loop spins")
+            turns += 1
+            if turns > 100_000:
+                self.broken("the loop spins")
+        return None
 
     def turn(self) -> bool:
         """The next thing that happens. False when the machine is gone."""

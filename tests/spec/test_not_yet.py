@@ -19,7 +19,7 @@ TABLE = [
     ("data: [{source: 'obs://bucket/x'}]", "3:17: data.0.source: a source in the cloud"),
     ("data:\n  - source: file:///x\n    mode: stream", "5:11: data.0.mode: stream"),
     ("checkpoints: {dir: [a, b]}", "3:20: checkpoints.dir: more than one folder"),
-    ("checkpoints: {dir: \"runs/*\"}", "3:20: checkpoints.dir: more than one folder"),
+    ('checkpoints: {dir: "runs/*"}', "3:20: checkpoints.dir: more than one folder"),
     ("checkpoints: {format: dcp}", "3:23: checkpoints.format: dcp"),
     ("checkpoints: {keep: {best: loss}}", "3:28: checkpoints.keep.best: this key"),
     ("checkpoints: {ask: USR1}", "3:20: checkpoints.ask: this key"),

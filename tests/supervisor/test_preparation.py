@@ -1,0 +1,176 @@
+"""What an attempt needs: setup, data in their places, and nothing in the way that misleads the trainer."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from runner.checkpoint.transfer import Facts, upload
+from runner.core.events import Noticed
+from runner.errors import CorruptData, StoreUnreachable
+from runner.storage.memory import Fault, MemoryStore
+from runner.supervisor.preparation import (
+    Preparation,
+    SetupFailed,
+    bring_checkpoint,
+    clear_the_way,
+    place_data,
+)
+from runner.supervisor.recovery import recover
+from tests.supervisor.sessions import make_session, save, save_here, wait_for
+
+FACTS = Facts(created_at=1000.0, spec_digest="d", tool_version="1", host="a")
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_setup_runs_once_and_leaves_no_descriptor_behind(tmp_path: Path) -> None:
+    session, _ = make_session(tmp_path, "setup: echo once | tee -a ran")
+    ground, _ = recover(session)
+    before = open_files()
+    for attempt in (1, 2):
+        Preparation(session).prepare(ground, attempt)
+    assert (tmp_path / "project/ran").read_text() == "once\n"
+    assert session.local.log_segment(1, "a1-abcdef", 1).read_text() == "once\n"
+    assert open_files() == before
+
+
+def test_setup_that_fails_says_so_in_its_own_words(tmp_path: Path) -> None:
+    session, _ = make_session(tmp_path, "setup: 'echo no such wheel; exit 3'")
+    ground, _ = recover(session)
+    with pytest.raises(SetupFailed, match=r"exit code 3\): no such wheel"):
+        Preparation(session).prepare(ground, 1)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_setup_does_not_outlive_a_session_that_leaves(tmp_path: Path, *, late: bool) -> None:
+    session, _ = make_session(tmp_path, "setup: 'echo begun >> ran; sleep 60'")
+    ground, _ = recover(session)
+    preparation = Preparation(session)
+    failed: list[Exception] = []
+
+    def prepare() -> None:
+        try:
+            preparation.prepare(ground, 1)
+        except SetupFailed as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=prepare)
+    if late:
+        thread.start()
+        wait_for((tmp_path / "project/ran").exists)
+    session.leaving.set()
+    preparation.close()
+    if not late:
+        thread.start()
+    thread.join(10.0)
+    assert failed
+
+
+def test_two_preparations_at_once_run_setup_once(tmp_path: Path) -> None:
+    session, _ = make_session(tmp_path, "setup: 'echo begun >> ran; sleep 0.5'")
+    ground, _ = recover(session)
+    preparation = Preparation(session)
+    threads = [threading.Thread(target=preparation.prepare, args=(ground, attempt)) for attempt in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20.0)
+    assert (tmp_path / "project/ran").read_text() == "begun\n"
+
+
+def test_the_data_folder_shows_what_the_spec_says_now(tmp_path: Path) -> None:
+    one, two, data = tmp_path / "one", tmp_path / "two", tmp_path / "run/data"
+    for folder in (one, two):
+        folder.mkdir()
+        (folder / "name").write_text(folder.name)
+
+    def names() -> list[str]:
+        return sorted(str(path.relative_to(data)) for path in data.rglob("*") if path.is_symlink())
+
+    place_data(data, [("train/images", one), ("test", two)])
+    assert names() == ["test", "train/images"]
+    assert (data / "train/images/name").read_text() == "one"
+    place_data(data, [("train", two)])
+    assert names() == ["train"]
+    place_data(data, [("", one)])
+    assert (data / "name").read_text() == "one"
+    place_data(data, [("train", one), ("test", two)])
+    assert names() == ["test", "train"]
+    place_data(data, [])
+    assert list(data.iterdir()) == []
+    assert (one / "name").exists(), "the datasets themselves are never touched"
+    assert (two / "name").exists()
+
+
+def test_what_the_trainer_wrote_into_the_data_folder_stays(tmp_path: Path) -> None:
+    data, one = tmp_path / "run/data", tmp_path / "one"
+    one.mkdir()
+    place_data(data, [("train", one)])
+    (data / "index.bin").write_text("costly")
+    place_data(data, [("other", one)])
+    assert (data / "index.bin").read_text() == "costly"
+
+
+def test_what_is_half_written_or_too_new_is_moved_aside(tmp_path: Path) -> None:
+    session, posted = make_session(tmp_path)
+    folder = session.local.checkpoints(1)
+    for step in (5, 9):
+        save_here(session, step)
+    (folder / "step-7.pt").write_bytes((folder / "step-9.pt").read_bytes()[:-30])
+    (folder / "tmp-checkpoint-8").mkdir()
+    (folder / "metrics.csv").write_text("1,2\n")
+    ground, told = recover(session)
+    five = next(one for one in told.local if one.step == 5)
+    assert bring_checkpoint(session, ground, five) == folder / "step-5.pt"
+    assert sorted(path.name for path in folder.iterdir()) == ["metrics.csv", "step-5.pt"]
+    assert len(posted.of(Noticed)) == 3
+
+
+def test_in_the_owners_folder_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    session, _ = make_session(tmp_path, "checkpoints: {dir: .}")
+    project = tmp_path / "project"
+    (project / "tmp").mkdir()
+    (project / "tmp/precious").write_text("data")
+    (project / "download.part").write_text("half a file of the owner's")
+    (project / ".step-9.pt.0a1b2c3d.cloudrun-part").write_text("half a restore of ours")
+    save(project, 5)
+    ground, _ = recover(session)
+    clear_the_way(session, ground, None)
+    left = {path.name for path in project.iterdir() if not path.name.startswith(".cloudrun")}
+    assert left == {"job.yaml", "tmp", "download.part", "step-5.pt"}
+
+
+def test_a_local_checkpoint_that_changed_is_not_used(tmp_path: Path) -> None:
+    session, _ = make_session(tmp_path)
+    path = save_here(session, 5)
+    ground, told = recover(session)
+    os.utime(path)
+    with pytest.raises(CorruptData, match="changed"):
+        bring_checkpoint(session, ground, told.local[0])
+
+
+def test_while_the_store_is_away_the_same_files_here_will_do(tmp_path: Path) -> None:
+    away: list[Fault] = []
+    store = MemoryStore(lambda operation, _key, _nth: away[0] if away and operation == "read" else None)
+    session, posted = make_session(tmp_path, store=store)
+    path = save_here(session, 5)
+    ground, told = recover(session)
+    found = ground.watch.find(told.local[0])
+    assert found is not None
+    upload(store, session.keys, 1, "step-000000000005.a1-abcdef", found, facts=FACTS, stop=session.leaving)
+    ground, told = recover(session)
+    (stored,) = told.stored
+    away.append(Fault(StoreUnreachable("no route")))
+    assert bring_checkpoint(session, ground, stored) == path
+    assert "no route" in posted.wait(Noticed).text
+    time.sleep(0.01)
+    os.utime(path)
+    with pytest.raises(StoreUnreachable):
+        bring_checkpoint(session, ground, stored)
