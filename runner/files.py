@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from runner.errors import DiskFull
-
 PART_MARK = ".cloudrun-part"
 
 
@@ -78,11 +76,6 @@ def write_atomically(target: Path, data: bytes) -> None:
         with suppress(FileNotFoundError):
             part.unlink()
         raise
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """True when the system says that there is no room (disk or quota)."""
-    return isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
 
 
 @contextmanager

@@ -18,7 +18,6 @@ _JOB = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _ID = re.compile(r"[0-9a-f]{6}")
 _NUMBER = r"[1-9][0-9]{0,8}"
 _RUN = re.compile(rf"run-({_NUMBER})")
-_ATTEMPT = re.compile(rf"a({_NUMBER})-([0-9a-f]{{6}})")
 _CHECKPOINT = re.compile(rf"step-([0-9]{{12,18}})\.a({_NUMBER})-([0-9a-f]{{6}})")
 _JOURNAL = re.compile(rf"journal/a({_NUMBER})-([0-9a-f]{{6}})\.jsonl\.d/([0-9]{{6,12}})")
 _LOG = re.compile(rf"logs/a({_NUMBER})-([0-9a-f]{{6}})/([0-9]{{6,12}})\.log")
@@ -57,12 +56,6 @@ def attempt_name(attempt: int, attempt_id: str) -> str:
     if attempt < 1 or not _ID.fullmatch(attempt_id):
         raise ValueError(f"no attempt is called {attempt}, {attempt_id!r}")
     return f"a{attempt}-{attempt_id}"
-
-
-def parse_attempt_name(name: str) -> tuple[int, str] | None:
-    """``a7-3f9c2d`` -> (7, ``3f9c2d``)."""
-    match = _ATTEMPT.fullmatch(name)
-    return (int(match[1]), match[2]) if match else None
 
 
 def checkpoint_id(step: int, attempt: int, attempt_id: str) -> str:
@@ -117,9 +110,6 @@ class StoreLayout:
     def status(self) -> str:
         return f"{self.job}/status.json"
 
-    def lease(self) -> str:
-        return f"{self.job}/lease.json"
-
     def run_prefix(self, run: int) -> str:
         return f"{self.job}/{_run_folder(run)}/"
 
@@ -141,12 +131,6 @@ class StoreLayout:
     def manifest(self, run: int, checkpoint: str) -> str:
         """The object whose existence is the checkpoint's existence."""
         return f"{self.checkpoint_prefix(run, checkpoint)}{MANIFEST_NAME}"
-
-    def journal_prefix(self, run: int) -> str:
-        return f"{self.run_prefix(run)}journal/"
-
-    def logs_prefix(self, run: int) -> str:
-        return f"{self.run_prefix(run)}logs/"
 
     def journal_segment(self, run: int, attempt: str, number: int) -> str:
         """``attempt`` is an :func:`attempt_name`; ``number`` counts from 1."""

@@ -174,11 +174,6 @@ def flaw(path: str) -> str:
     return "" if {".", ".."}.isdisjoint(path.split("/")) else "'.' or '..' in the path"
 
 
-def matches(pattern: str, path: str) -> bool:
-    """True when ``path`` matches ``pattern`` as :class:`Selection` says."""
-    return _any_of((pattern,))(path)
-
-
 @dataclass(slots=True)
 class _Wanted:
     """The listing, sorted out: files and folders by path; grows while the listing is read."""

@@ -16,7 +16,7 @@ from runner.clock import Clock
 from runner.core.diff import Fetch, Plan, Selection, plan
 from runner.dataset.fetch import Fetcher, SyncStopped, content_of
 from runner.dataset.parallel import Crew, Failure, Tick
-from runner.dataset.record import Entry, Header, Progress, Recorded
+from runner.dataset.record import Entry, Header, Progress, Recorded, sync_file_system
 from runner.dataset.source import Source, conflict_error, nothing_error, objects_of
 from runner.errors import AccessDenied, CloudrunError, DiskFull, NotYetError
 from runner.storage.local import free_bytes, no_room, translating
@@ -144,6 +144,9 @@ class Sync:
                 fetcher.make_folder(self.entry.files / folder.path)
             record = {file.path: known[file.path] for file in todo.keep}
             record |= self._fetch_all(todo, fetcher, progress)
+        if todo.remove or todo.folders:
+            # A power cut must not bring back what no record will name any more.
+            sync_file_system(self.entry.files)
         self.entry.complete(replace(header, completed_at=self.clock.now()), record)
         return record
 

@@ -20,7 +20,7 @@ def read_env_file(path: Path, problems: list[Problem]) -> dict[str, str]:
     file, or it is no text.
     """
     values: dict[str, str] = {}
-    for number, line in enumerate(_text(path).splitlines(), start=1):
+    for number, line in enumerate(_text(path).split("\n"), start=1):
         stripped = line.strip()
         if not stripped or stripped.startswith("#"):
             continue

@@ -58,6 +58,8 @@ class FolderStore:
         self._root = Path(os.path.abspath(root))
         self._clock = clock or SystemClock()
         self._swept: set[Path] = set()
+        self._was_there = False
+        self._was_mounted = False
 
     @property
     def url(self) -> str:
@@ -66,9 +68,10 @@ class FolderStore:
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         with translating(self._what(prefix)):
-            if not self._root_is_there():
-                return
-            yield from _walk(self._root, prefix)
+            if self._has_root():
+                yield from _walk(self._root, prefix)
+                # When a disk is taken away in the middle, the rest looks deleted.
+                self._has_root()
 
     def read(self, key: str) -> bytes:
         with translating(self._what(key)), self._opened(key) as fd, os.fdopen(fd, "rb", closefd=False) as file:
@@ -116,18 +119,30 @@ class FolderStore:
     def _path(self, key: str) -> Path:
         return self._root / key
 
-    def _root_is_there(self) -> bool:
-        try:
-            if not stat.S_ISDIR(os.stat(self._root).st_mode):
+    def _has_root(self) -> bool:
+        """Whether the root exists. Raises StoreUnreachable when it did once, or was a mount point, and is not so now:
+        an empty mount point must not pass for an empty store, nor be filled in its place.
+        """
+        with translating(self.url):
+            there = _identity(str(self._root)) is not None
+            if there and not os.path.isdir(self._root):
                 raise StoreError(f"{self.url} is a file, not a folder")
-        except FileNotFoundError:
-            return False
-        return True
+            mounted = there and os.path.ismount(self._root)
+            dangling = not there and any(map(os.path.islink, self._missing()))
+        if dangling or (self._was_there and not there) or (self._was_mounted and not mounted):
+            raise StoreUnreachable(f"{self.url} is not there", "is the disk mounted?")
+        self._was_there, self._was_mounted = there, mounted
+        return there
+
+    def _missing(self) -> Iterator[Path]:
+        """The root and the folders above it, as far as they do not exist."""
+        return (path for path in (self._root, *self._root.parents) if not os.path.exists(path))
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[int]:
         """A descriptor of the object's file; of exactly one version of it, also when it is replaced meanwhile."""
         check_key(key)
+        self._has_root()
         fd = None if is_hidden(os.path.basename(key)) else _open_object(self._path(key))
         if fd is None:
             raise ObjectMissing(f"{self._what(key)} does not exist")
@@ -141,6 +156,7 @@ class FolderStore:
         check_key(key)
         if any(len(os.fsencode(segment)) > NAME_LIMIT for segment in key.split("/")):
             raise BadKey(f"bad key {key[:60]!r}...: a segment is longer than {NAME_LIMIT} bytes")
+        self._has_root()
         path = self._path(key)
         if is_hidden(path.name):
             raise BadKey(f"bad key {key!r}: this name is kept for unfinished writes")

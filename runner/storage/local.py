@@ -63,7 +63,10 @@ def no_room(where: str, needed: int, free: int, hint: str = "") -> DiskFull:
     figures = f"needs {format_size(needed)}, {format_size(free)} free {where}"
     if needed > free:
         return DiskFull(f"no room: {figures}, {format_size(needed - free)} missing", hint)
-    return DiskFull(f"no room: {figures}, and still the system says that it is full", hint or "is there a quota?")
+    return DiskFull(
+        f"no room: {figures}, and still the system says that it is full",
+        hint or "is there a quota, or are there too many files?",
+    )
 
 
 def free_bytes(folder: Path) -> int:

@@ -21,7 +21,7 @@ from runner.errors import CloudrunError, CorruptData, DiskFull, ExitCode, Object
 from runner.files import write_atomically
 from runner.launch.environment import Place, command_line, trainer_environment
 from runner.supervisor.attempt import Attempt
-from runner.supervisor.preparation import Preparation, bring_checkpoint, clear_the_way
+from runner.supervisor.preparation import Preparation, bring_checkpoint, clear_the_way, empty
 from runner.supervisor.recovery import THREADS, Ground, note_trained, recover
 from runner.supervisor.room import make_room
 from runner.supervisor.session import Session
@@ -42,6 +42,7 @@ class Executor:
         self._preparation = Preparation(session)
         self._ground: Ground | None = None
         self._attempt: Attempt | None = None
+        self._used_ids: set[str] = set()
 
     def perform(self, action: Action) -> None:  # noqa: C901 - one arm per action
         match action:
@@ -120,6 +121,7 @@ class Executor:
         place = self._place(number, resume, path)
         # One that is left would end the new trainer at once, as if it had finished.
         place.stop_file.unlink(missing_ok=True)
+        empty(place.tmp_dir)
         if resume is None:
             clear_the_way(session, ground, None)
         env = trainer_environment(session.environ, spec.environment(session.environ), place)
@@ -177,11 +179,20 @@ class Executor:
             host=session.host,
             environment={THREADS: ground.threads},
         )
-        name = checkpoint_id(checkpoint.step, max(checkpoint.attempt, 1), secrets.token_hex(3))
+        name = self._new_id(checkpoint)
         manifest = transfer.upload(
             session.store, session.keys, ground.run, name, found, facts=facts, stop=session.leaving
         )
         return on.Uploaded(checkpoint.id, to_checkpoint(manifest), session.clock.now() - began)
+
+    def _new_id(self, checkpoint: Checkpoint) -> str:
+        """Named like the attempt's journal and log, so that they are seen to belong together; but never used twice."""
+        attempt = max(checkpoint.attempt, 1)
+        name = checkpoint_id(checkpoint.step, attempt, self._session.id)
+        if name in self._used_ids:
+            name = checkpoint_id(checkpoint.step, attempt, secrets.token_hex(3))
+        self._used_ids.add(name)
+        return name
 
     def _upload_failed(self, checkpoint: Checkpoint, error: Exception) -> Event:
         """Files that are still what was told are not gone, whatever disturbed their upload: they are tried again."""

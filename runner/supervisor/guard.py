@@ -15,8 +15,7 @@ Up:
 
     {"started": pid} or {"failed": "why"}
     {"exited": code}                   the trainer's first process has ended; negative: by that signal
-    {"gone": n, "stuck": [pids]}       the last line: n processes outlived the first one and were ended;
-                                       those in ``stuck`` do not even die of SIGKILL
+    {"stuck": [pids]}                  the last line: nothing is left but these, which do not even die of SIGKILL
 
 End of file means that the supervisor is dead: everything is killed at once.
 """
@@ -92,12 +91,11 @@ def _look_up(pid: str) -> Process | None:
     return Process(int(parent), state.decode("ascii", "replace"), int(group))
 
 
-def descendants(root: int, table: Processes, spare: frozenset[int] = frozenset()) -> list[int]:
-    """Everything below ``root``, parents first; without ``spare`` and what is below those."""
+def descendants(root: int, table: Processes) -> list[int]:
+    """Everything below ``root``, parents first."""
     children: dict[int, list[int]] = {}
     for pid, process in table.items():
-        if pid not in spare:
-            children.setdefault(process.parent, []).append(pid)
+        children.setdefault(process.parent, []).append(pid)
     found = children.get(root, [])
     for pid in found:
         found.extend(children.get(pid, ()))  # a list may grow while it is walked
@@ -116,14 +114,14 @@ def living_below(root: int) -> list[int]:
     return [pid for pid in descendants(root, table) if table[pid].state != "Z"]
 
 
-def kill_below(root: int, spare: frozenset[int] = frozenset()) -> list[int]:
-    """SIGKILL everything below ``root`` that can be seen now, but ``spare``; answers with what was alive.
+def kill_below(root: int) -> list[int]:
+    """SIGKILL everything below ``root`` that can be seen now; answers with what was alive.
 
     Whole process groups first: that is atomic, so that a daemon which forks faster than we look does not escape.
     Zombies tell of its group. A group cannot hold strangers, since the trainer leads a session of its own.
     """
     table = processes()
-    below = descendants(root, table, spare)
+    below = descendants(root, table)
     for group in {table[pid].group for pid in below} - {0, 1, os.getpgrp()}:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
@@ -269,7 +267,6 @@ class Guard:
         self._childless = True
         self._supervised = True
         self._kill_at: float | None = None
-        self._ended: set[int] = set()
 
     def run(self) -> None:
         """Return when the trainer has gone, or what is left of it does not die."""
@@ -278,7 +275,7 @@ class Guard:
             self._reap()
             self._hunt()
         if self._leader:
-            self._tell({"gone": len(self._ended - {self._leader}), "stuck": self._stuck()})
+            self._tell({"stuck": self._stuck()})
 
     def _finished(self) -> bool:
         if self._leader and self._childless:
@@ -366,9 +363,7 @@ class Guard:
         self._tell({"exited": code})
         if self._kill_at is None:
             self._kill_at = time.monotonic() + GRACE_S
-            left = living_below(os.getpid())
-            send(left, signal.SIGTERM)
-            self._ended.update(left)
+            send(living_below(os.getpid()), signal.SIGTERM)
 
     def _kill_now(self) -> None:
         now = time.monotonic()
@@ -376,7 +371,7 @@ class Guard:
 
     def _hunt(self) -> None:
         if self._kill_at is not None and time.monotonic() >= self._kill_at and not self._childless:
-            self._ended.update(kill_below(os.getpid()))
+            kill_below(os.getpid())
 
 
 def _silence() -> None:

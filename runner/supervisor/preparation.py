@@ -166,6 +166,12 @@ def fetch(session: Session, ground: Ground, checkpoint: Checkpoint) -> Path:
         raise
 
 
+def empty(folder: Path) -> None:
+    """Take away what earlier attempts left in their TMPDIR: no trainer runs, and nobody comes back for it."""
+    for entry in list(folder.iterdir()):
+        delete(entry)
+
+
 def clear_the_way(session: Session, ground: Ground, checkpoint: Checkpoint | None) -> None:
     """Move aside what a trainer that picks its own newest checkpoint would wrongly pick.
 

@@ -45,11 +45,12 @@ def recover(session: Session) -> tuple[Ground, Recovered]:
         claim(session, run, folder)
     note = read_trained(session, run)
     watch = ShelfWatch(session, folder)
-    local = local_checkpoints(watch.first_look(clean_exit=note is not None), stored)
+    attempt = last_attempt(session, run, keys)
+    local = local_checkpoints(watch.first_look(clean_exit=note is not None), stored, attempt)
     known = {one.signature for one in (*stored, *local)}
     return Ground(run, watch, threads_of(session, run, stored)), Recovered(
         run=run,
-        attempt=last_attempt(session, run, keys),
+        attempt=attempt,
         stored=stored,
         local=local,
         rejected=tuple(Rejected(one.id, one.step, one.reason) for one in told if isinstance(one, Unreadable)),
@@ -101,12 +102,15 @@ def claim(session: Session, run: int, folder: Path) -> None:
         write_atomically(mark, json.dumps(us).encode())
 
 
-def local_checkpoints(found: list[Found], stored: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
-    """What this disk has and the store has not. A name that tells no step counts as the step after the newest."""
+def local_checkpoints(found: list[Found], stored: tuple[Checkpoint, ...], attempt: int) -> tuple[Checkpoint, ...]:
+    """What this disk has and the store has not, as the last attempt's.
+
+    A name that tells no step counts as the step after the newest.
+    """
     known = {one.signature for one in stored}
     newest = max((one.step for one in stored), default=0)
     fresh = [one for one in found if one.signature not in known]
-    return tuple(one.as_checkpoint(one.step if one.step is not None else newest + 1) for one in fresh)
+    return tuple(one.as_checkpoint(one.step if one.step is not None else newest + 1, attempt) for one in fresh)
 
 
 def last_attempt(session: Session, run: int, keys: list[str]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from runner.checkpoint.transfer import list_stored
 from runner.core.events import Noticed
 from runner.core.state import Checkpoint
 from runner.errors import StoreError
+from runner.storage.local import free_bytes
 from runner.supervisor.recovery import Ground
 from runner.supervisor.session import Session
 from runner.units import format_size
@@ -21,40 +22,38 @@ CHECKPOINTS_AHEAD = 2
 
 def make_room(session: Session, ground: Ground, wanted: Checkpoint) -> None:
     """See that checkpoints like ``wanted`` fit, which itself stays. A complete one goes only if it is stored."""
-    folders = session.folders(ground.run)
+    folder = session.folders(ground.run).checkpoints
     needed = CHECKPOINTS_AHEAD * wanted.bytes
-    if free(folders.checkpoints) >= needed:
+    if free_bytes(folder) >= needed:
         return
     for path in expendable(session, ground, wanted):
-        session.post(Noticed(f"the disk is nearly full: {path.name} is deleted here; it is stored, or unfinished"))
+        session.post(Noticed(f"the disk is nearly full: {path.name} is deleted here; it is stored, or was set aside"))
         delete(path)
-        if free(folders.checkpoints) >= needed:
+        if free_bytes(folder) >= needed:
             return
-    session.cache.make_room(needed)
-    missing = needed - free(folders.checkpoints)
+    if is_on_one_disk(folder, session.local.cache_dir):
+        session.cache.make_room(needed)
+    missing = needed - free_bytes(folder)
     if missing > 0:
         session.post(Noticed(f"the disk is nearly full: {format_size(missing)} are missing for the next checkpoints"))
 
 
 def expendable(session: Session, ground: Ground, wanted: Checkpoint) -> Iterator[Path]:
-    """What may go, the least useful first: unfinished saves that were set aside, then what is stored, oldest first."""
-    folders, wanted_format = session.folders(ground.run), session.spec.checkpoints.format
-    yield from (found.path for found in scan(folders.set_aside, wanted_format) if not found.verdict.complete)
-    stored = stored_signatures(session, ground) - {wanted.signature}
-    here = [found for found in scan(folders.checkpoints, wanted_format) if found.signature in stored]
+    """What may go, the least useful first. While the store does not answer, nothing counts as stored."""
+    folders = session.folders(ground.run)
+    if folders.set_aside.is_dir():
+        yield from sorted(folders.set_aside.iterdir())
+    try:
+        told = list_stored(session.store, session.keys, ground.run)
+    except StoreError:
+        return
+    stored = {one.signature for one in told if isinstance(one, Checkpoint)} - {wanted.signature}
+    here = [found for found in scan(folders.checkpoints, session.spec.checkpoints.format) if found.signature in stored]
     yield from (found.path for found in sorted(here, key=lambda found: found.newest_mtime))
 
 
-def stored_signatures(session: Session, ground: Ground) -> set[str]:
-    """What the store has for certain; a store that does not answer vouches for nothing."""
+def is_on_one_disk(one: Path, other: Path) -> bool:
     try:
-        told = list_stored(session.store, session.keys, ground.run)
-    except StoreError as error:
-        session.post(Noticed(f"no room is made among stored checkpoints, since the store does not answer: {error}"))
-        return set()
-    return {one.signature for one in told if isinstance(one, Checkpoint)}
-
-
-def free(folder: Path) -> int:
-    """Bytes that an ordinary user may still write there."""
-    return shutil.disk_usage(folder).free
+        return os.stat(one).st_dev == os.stat(other).st_dev
+    except FileNotFoundError:
+        return False

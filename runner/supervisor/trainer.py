@@ -34,26 +34,14 @@ Target = Literal["ranks", "group"]
 class Exit:
     """How a trainer ended.
 
-    returncode          of its first process; negative: ended by that signal; None: it never started
-    killed_leftovers    processes that outlived the first one and were ended
-    spawn_error         why it never started; empty when it did
-    stuck               processes that not even SIGKILL ended in time (they wait for a device)
-    guard_lost          the guard was killed, and the trainer with it
+    returncode     of its first process; negative: ended by that signal; None: it never started
+    spawn_error    why it never started; empty when it did
+    stuck          processes that not even SIGKILL ended in time (they wait for a device)
     """
 
     returncode: int | None
-    killed_leftovers: int = 0
     spawn_error: str = ""
     stuck: tuple[int, ...] = ()
-    guard_lost: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Swept:
-    """What a sweep did: the processes that it killed, and those that did not die in time."""
-
-    killed: frozenset[int]
-    stuck: tuple[int, ...]
 
 
 class Trainer:
@@ -194,8 +182,8 @@ class Trainer:
         elif "exited" in event:
             self._returncode = event["exited"]
             self._due = min(self._due, time.monotonic() + self._sweep_within)
-        elif "gone" in event:
-            self._finish(Exit(self._ended_by(), killed_leftovers=event["gone"], stuck=tuple(event["stuck"])))
+        elif "stuck" in event:
+            self._finish(Exit(self._ended_by(), stuck=tuple(event["stuck"])))
 
     def _ended_by(self) -> int:
         return -signal.SIGKILL if self._returncode is None else self._returncode
@@ -211,12 +199,11 @@ class Trainer:
         if self._exit is not None:
             return
         self._close_guard()
-        swept = sweep_descendants()
-        if not self._pid:
+        stuck = sweep_descendants()
+        if self._pid:
+            self._exit = Exit(self._ended_by(), stuck=stuck)
+        else:
             self._exit = Exit(returncode=None, spawn_error="the guard process ended before it started the command")
-            return
-        leftovers = len(swept.killed - {self._pid})
-        self._exit = Exit(self._ended_by(), killed_leftovers=leftovers, stuck=swept.stuck, guard_lost=True)
 
     def _close_guard(self) -> None:
         """Close the channel; a guard that is still there after a moment is killed."""
@@ -233,23 +220,21 @@ class Trainer:
             self._guard.wait(timeout=5.0)
 
 
-def sweep_descendants(*, spare: frozenset[int] = frozenset(), within: float = guard.KILL_LIMIT_S) -> Swept:
-    """SIGKILL everything below this process but ``spare`` and what is below those, until nothing is left.
+def sweep_descendants(within: float = guard.KILL_LIMIT_S) -> tuple[int, ...]:
+    """SIGKILL everything below this process until nothing is left; answers with what did not die in time.
 
     For the case that a guard was killed: its orphans have come to us, and nothing tells them from other children.
     Killed processes are not reaped here: see :class:`OrphanReaper`.
     """
-    killed: set[int] = set()
     give_up = time.monotonic() + within
     quiet = 0
     while quiet < 2:  # one look at /proc can miss a process that is being born
-        alive = guard.kill_below(os.getpid(), spare)
+        alive = guard.kill_below(os.getpid())
         if alive and time.monotonic() > give_up:
-            return Swept(frozenset(killed), tuple(alive))
+            return tuple(alive)
         quiet = 0 if alive else quiet + 1
-        killed.update(alive)
         time.sleep(guard.HUNT_PAUSE_S)
-    return Swept(frozenset(killed), ())
+    return ()
 
 
 class OrphanReaper:

@@ -563,7 +563,7 @@ def test_pull_replaces_nothing_that_is_somebodys(in_place: Put, folder: Path, tm
     theirs = tmp_path / "mine" / "step-5"
     theirs.mkdir(parents=True)
     (theirs / "notes.txt").write_text("months of work")
-    with pytest.raises(UsageError, match="notes.txt"):
+    with pytest.raises(UsageError, match=r"notes\.txt"):
         pull(store, LAYOUT, 1, checkpoint, tmp_path / "mine", stop=NEVER)
     assert content(theirs) == {"notes.txt": b"months of work"}
 

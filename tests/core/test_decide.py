@@ -14,7 +14,6 @@ from runner.core.decide import decide, wake_at
 from runner.core.policy import Policy
 from runner.core.state import (
     BackingOff,
-    Checkpoint,
     Ending,
     Finished,
     Flushing,

@@ -345,8 +345,9 @@ class World:
 
     def check_resume(self, resume: Checkpoint | None) -> None:
         """Never from older than the newest known, never silently from the beginning."""
-        set_aside = {rejected.id for rejected in self.state.ledger.rejected}
-        best = max((one.step for one in self.good() if one.id not in set_aside), default=-1)
+        bad = self.state.ledger.rejected
+        set_aside = {rejected.id for rejected in bad} | {rejected.signature for rejected in bad}
+        best = max((one.step for one in self.good() if not {one.id, one.signature} & set_aside), default=-1)
         have = resume.step if resume else -1
         if have < best:
             self.broken(f"resumed at {have} although step {best} is stored and good")

@@ -99,20 +99,30 @@ from runner.dataset.cache import DataCache
 from runner.dataset.source import Source
 from runner.storage.memory import MemoryStore
 store = MemoryStore(objects={"a": b"1", "b": b"2"})
-DataCache(Path(sys.argv[1]), commit_every=3600).sync(Source("memory://s", store), workers=1)
+source = Source("memory://s", store)
+DataCache(Path(sys.argv[1]), commit_every=3600).sync(source, workers=1)
+if sys.argv[2:] == ["and remove"]:
+    store.delete(["b"])
+    DataCache(Path(sys.argv[1])).sync(source)
 """
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not here")
-def test_files_reach_the_disk_before_their_lines(tmp_path: Path) -> None:
+def traced(tmp_path: Path, *arguments: str) -> list[str]:
+    """The calls of a sync that make things durable, in their order."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not here")
     trace = tmp_path / "trace"
     calls = "trace=rename,syncfs,fsync,unlink"
     command = ["strace", "-f", "-y", "-s", "300", "-o", str(trace), "-e", calls, sys.executable, "-B", "-c", SCRIPT]
-    done = subprocess.run([*command, str(tmp_path / "cache")], check=False, capture_output=True, text=True)
+    done = subprocess.run([*command, str(tmp_path / "cache"), *arguments], check=False, capture_output=True, text=True)
     if "ptrace" in done.stderr:
         pytest.skip("tracing is not allowed here")
     assert done.returncode == 0, done.stderr
-    steps = [_step(line) for line in _whole_calls(trace.read_text()) if "/cache/" in line]
+    return [_step(line) for line in _whole_calls(trace.read_text()) if "/cache/" in line]
+
+
+def test_files_reach_the_disk_before_their_lines(tmp_path: Path) -> None:
+    steps = traced(tmp_path)
     starts = [number for number, step in enumerate(steps) if step == "syncfs files"]
     for start in starts:
         # Meanwhile the other thread may put the next file in place.
@@ -127,6 +137,12 @@ def test_files_reach_the_disk_before_their_lines(tmp_path: Path) -> None:
     )
     before_manifest = steps[: steps.index("rename manifest.json")]
     assert "part" in before_manifest[-1]
+
+
+def test_what_was_removed_is_gone_for_good_before_the_manifest_says_so(tmp_path: Path) -> None:
+    steps = traced(tmp_path, "and remove")
+    after = steps[steps.index("unlink b") :]
+    assert "syncfs files" in after[: after.index("rename manifest.json")]
 
 
 def _whole_calls(trace: str) -> Iterator[str]:

@@ -231,3 +231,10 @@ def test_the_digest_follows_the_meaning_and_no_secret_enters_it(tmp_path: Path) 
 
 def test_a_repr_shows_no_values(tmp_path: Path) -> None:
     assert repr(load(tmp_path, "name: a\ncommand: b hidden")) == "JobSpec('a')"
+
+
+def test_an_env_file_from_another_system(tmp_path: Path) -> None:
+    text = "\ufeffA=1\r\n# note\r\nexport B='two words'\r\n\r\nC=x\u2028y\x0cz\r\nD=last"
+    (tmp_path / ".env").write_bytes(text.encode())
+    spec = load(tmp_path, "name: a\ncommand: b\nenv_file: .env\n")
+    assert spec.environment({}) == {"A": "1", "B": "two words", "C": "x\u2028y\x0cz", "D": "last"}

@@ -16,7 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import AccessDenied, BadKey, DiskFull, ObjectChanged, ObjectExists, ObjectMissing, StoreError
+from runner.errors import (
+    AccessDenied,
+    BadKey,
+    DiskFull,
+    ObjectChanged,
+    ObjectExists,
+    ObjectMissing,
+    StoreError,
+    StoreUnreachable,
+)
 from runner.files import part_path
 from runner.storage.folder import FolderStore, publish_new, rename_new
 
@@ -167,6 +176,55 @@ def test_a_root_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(StoreError, match="not a folder"):
         keys(FolderStore(tmp_path / "file"))
+
+
+def test_a_root_that_goes_away_is_neither_empty_nor_made_anew(store: FolderStore, root: Path, tmp_path: Path) -> None:
+    store.write("a/file", b"x")
+    store.write("b/file", b"x")
+    listing = store.list()
+    next(listing)
+    root.rename(tmp_path / "unmounted")
+    file = tmp_path / "file"
+    file.write_bytes(b"x")
+    calls: list[Callable[[], object]] = [
+        lambda: list(listing),
+        lambda: keys(store),
+        lambda: store.read("a/file"),
+        lambda: store.download("a/file", tmp_path / "copy"),
+        lambda: store.write("a/file", b"y"),
+        lambda: store.upload(file, "c/file"),
+        lambda: store.delete(["a/file"]),
+    ]
+    for call in calls:
+        with pytest.raises(StoreUnreachable, match="is not there"):
+            call()
+    assert not root.exists()
+    (tmp_path / "unmounted").rename(root)
+    assert keys(store) == ["a/file", "b/file"]
+
+
+@pytest.mark.root
+def test_a_mount_point_is_no_store_while_nothing_is_mounted(mount: Callable[[str], Path]) -> None:
+    disk = mount("size=1m")
+    store = FolderStore(disk)
+    store.write("a", b"x")
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+    try:
+        for call in (lambda: keys(store), lambda: store.write("b", b"x"), lambda: store.read("a")):
+            with pytest.raises(StoreUnreachable, match="is not there"):
+                call()
+        assert everything(disk) == []
+    finally:
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(disk)], check=True)
+    assert keys(store) == []
+
+
+@pytest.mark.parametrize("below", ["", "jobs/digits"])
+def test_a_link_to_a_disk_that_is_not_mounted_is_no_empty_store(root: Path, tmp_path: Path, below: str) -> None:
+    root.rmdir()
+    root.symlink_to(tmp_path / "not mounted")
+    with pytest.raises(StoreUnreachable, match="is not there"):
+        keys(FolderStore(root / below))
 
 
 def test_an_empty_folder_gives_way_and_a_full_one_does_not(store: FolderStore, root: Path) -> None:

@@ -69,6 +69,7 @@ def test_a_store_that_is_not_mounted_starts_nothing_from_the_beginning(tmp_path:
     save_here(session, 5)
     store_all(session)
     (tmp_path / "store").rename(tmp_path / "elsewhere")
+    session, _ = make_session(tmp_path)
     with pytest.raises(StoreError, match="run 1 of job job") as caught:
         recover(session)
     assert "mounted" in caught.value.hint

@@ -29,14 +29,13 @@ trainer.start([sys.executable, str(child), "daemons", str(folder)], env=dict(os.
 while not (folder / "ready").exists():
     time.sleep(0.01)
 trainer.kill()
-ended = trainer.wait(timeout=15)
+trainer.wait(timeout=15)
 print(
     json.dumps(
         {
             "zombies": zombies,
             "reaped": reaped,
             "codes": sorted(codes),
-            "leftovers": ended.killed_leftovers,
             "others": len(processes()) - 1,
         }
     )
