@@ -1,4 +1,4 @@
-"""Small file systems for tests that need a full or a read-only disk."""
+"""What all tests share: settings, and small file systems for those that need a full or a read-only disk."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A change is judged by the same examples each time; new ones are looked for on developers' machines.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 Mount = Callable[[str], Path]
 

@@ -41,6 +41,8 @@ from runner.core.state import (
     Stopping,
     Uploads,
     Waiting,
+    good,
+    is_usable,
     newest_stored,
     owed,
     usable,
@@ -270,6 +272,9 @@ def react_preparing(policy: Policy, state: State, phase: Preparing, event: Event
             return choose_checkpoint(state, now)
         case on.Restored() if phase.restoring is not None and event.id == phase.restoring.id:
             return start_trainer(state, phase.restoring, event.path, now)
+        case on.UploadFailed() if phase.restoring is not None and not is_usable(state.ledger, phase.restoring):
+            # Its files vanished while they were on their way to the store, and to the trainer.
+            return choose_checkpoint(state, now)
         case on.PrepareFailed():
             ending = Ending("failed", event.exit_code, event.reason, event.hint)
             return flush(policy, state, Leave(ending), now)
@@ -596,7 +601,9 @@ def settle_retention(policy: Policy, state: State) -> Step:
         last=policy.keep.last,
         every_steps=policy.keep.every_steps,
         every_seconds=policy.keep.every_seconds,
-        rejected=frozenset(rejected.id for rejected in ledger.rejected),
+        rejected=frozenset(
+            {one.id for one in ledger.stored} - {one.id for one in good(ledger.stored, ledger.rejected)}
+        ),
         in_use=in_use(state),
     )
     going = tuple((verdict.id, verdict.reason) for verdict in verdicts if not verdict.keep)

@@ -267,6 +267,11 @@ def usable(ledger: Ledger) -> list[Checkpoint]:
     return sorted(good((*ledger.stored, *ledger.local), ledger.rejected), key=age, reverse=True)
 
 
+def is_usable(ledger: Ledger, checkpoint: Checkpoint) -> bool:
+    """True while this content can be resumed from, here or in the store."""
+    return any(one.signature == checkpoint.signature for one in usable(ledger))
+
+
 def newest_stored(ledger: Ledger) -> Checkpoint | None:
     """The newest committed checkpoint that is not known to be bad."""
     return max(good(ledger.stored, ledger.rejected), key=age, default=None)

@@ -11,7 +11,7 @@ from runner.core import actions as do
 from runner.core import decide as rules
 from runner.core import events as on
 from runner.core.decide import decide, wake_at
-from runner.core.policy import Policy
+from runner.core.policy import Keep, Policy
 from runner.core.state import (
     BackingOff,
     Ending,
@@ -213,6 +213,16 @@ def test_a_second_request_shortens_the_wait() -> None:
     assert do.SignalTrainer(2, "group") in actions
     assert isinstance(state.phase, Stopping)
     assert state.phase.until == NOW + 3
+
+
+def test_a_copy_of_a_checkpoint_that_was_set_aside_does_not_count_as_kept() -> None:
+    """The local copy failed to load; its twin in the store must not push the last good one out."""
+    bad = checkpoint(20)
+    rejected = (on.Rejected("local:step-20", 20, "died twice", bad.signature),)
+    ledger = Ledger(run=1, attempt=2, stored=(STORED, bad), rejected=rejected, prepared=True, prune_due=True)
+    state, actions = decide(Policy(keep=Keep(last=1)), State(RUNNING, ledger), on.Noticed(""), NOW)
+    assert not any(isinstance(action, do.Prune) for action in actions)
+    assert STORED in state.ledger.stored
 
 
 def test_a_failed_prune_waits_for_the_next_commit() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.core.policy import Keep, Policy
-from tests.core.world import Faults, World
+from tests.core.world import BrokenPromise, Faults, World
 
 KINDS = {
     "calm": Faults(),
@@ -77,3 +80,40 @@ chances = st.sampled_from([0.0, 0.01, 0.05, 0.2])
 )  # fmt: skip
 def test_any_world(seed: int, faults: Faults, policy: Policy) -> None:
     World(seed, faults, policy).run()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_soak() -> None:
+    """Run by hand (-m soak): as many worlds as ten minutes allow, every kind of trouble at once. Prints how many."""
+    dice, worlds, lives = Random(), 0, 0
+    give_up = time.monotonic() + 600
+    while time.monotonic() < give_up:
+        seed = dice.randrange(2**32)
+        world = World(seed, any_faults(dice), any_policy(dice))
+        try:
+            world.run()
+        except BrokenPromise as broken:
+            raise AssertionError(f"seed {seed}, {world.faults}, {world.policy}") from broken
+        worlds, lives = worlds + 1, lives + world.lives
+    print(f"{worlds} worlds, {lives} machine lives, no promise broken")
+
+
+def any_faults(dice: Random) -> Faults:
+    chance = dice.choice
+    few, half = [0.0, 0.01, 0.05, 0.2], [0.0, 0.5, 1.0]
+    return Faults(
+        crash=chance(few), hang=chance(few), kill_supervisor=chance(half), new_machine=chance(half), notice=chance(half),
+        withdraw=dice.random(), stop=chance(half), upload_fails=chance(few), upload_hopeless=chance(few),
+        corrupt=chance(few), poison=chance(few), deaf=chance(half), recover_fails=chance(few),
+        budget=dice.randint(0, 40),
+    )  # fmt: skip
+
+
+def any_policy(dice: Random) -> Policy:
+    return Policy(
+        upload_every=dice.choice([0.0, 10.0, 300.0]),
+        grace=dice.choice([0.0, 10.0, 120.0]),
+        max_without_progress=dice.randint(1, 5),
+        keep=Keep(last=dice.randint(1, 3)),
+    )

@@ -333,8 +333,9 @@ class World:
         for id_ in ids:
             self.stored.pop(id_, None)
         self.post(2.0, on.Pruned(ids))
-        known_bad = {rejected.id for rejected in self.state.ledger.rejected}
-        if not self.stored.keys() - known_bad:
+        bad = self.state.ledger.rejected
+        known_bad = {rejected.id for rejected in bad} | {rejected.signature for rejected in bad}
+        if all({one.id, one.signature} & known_bad for one in self.stored.values()):
             self.broken("retention left no checkpoint that is not known to be bad")
 
     # -- promises ------------------------------------------------------------------------------------------------------
