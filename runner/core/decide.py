@@ -601,9 +601,7 @@ def settle_retention(policy: Policy, state: State) -> Step:
         last=policy.keep.last,
         every_steps=policy.keep.every_steps,
         every_seconds=policy.keep.every_seconds,
-        rejected=frozenset(
-            {one.id for one in ledger.stored} - {one.id for one in good(ledger.stored, ledger.rejected)}
-        ),
+        rejected=unusable_ids(ledger),
         in_use=in_use(state),
     )
     going = tuple((verdict.id, verdict.reason) for verdict in verdicts if not verdict.keep)
@@ -611,6 +609,11 @@ def settle_retention(policy: Policy, state: State) -> Step:
         return state, ()
     ledger = replace(state.ledger, pruning=tuple(id_ for id_, _ in going))
     return replace(state, ledger=ledger), (do.Prune(going),)
+
+
+def unusable_ids(ledger: Ledger) -> frozenset[str]:
+    """The stored checkpoints that something speaks against, be it their own id or a copy of theirs."""
+    return frozenset({one.id for one in ledger.stored} - {one.id for one in good(ledger.stored, ledger.rejected)})
 
 
 def in_use(state: State) -> str | None:

@@ -258,9 +258,8 @@ def eta(reached: Line) -> float | None:
 def checkpoint_status(account: Account, now: float, *, alive: bool) -> dict[str, Any]:
     """The newest stored checkpoint, what is on its way, and the work that would be lost with the machine now."""
     ledger = account.state.get("ledger", {})
-    bad = {rejected["id"] for rejected in ledger.get("rejected", ())}
-    newest = max((one for one in ledger.get("stored", ()) if one["id"] not in bad), key=age, default=None)
-    local = max((one for one in ledger.get("local", ()) if one["id"] not in bad), key=age, default=None)
+    newest = newest_good(ledger, "stored")
+    local = newest_good(ledger, "local")
     owed = local if local is not None and (newest is None or age(local) > age(newest)) else None
     risk = seconds_at_risk(account, now, alive=alive, owed=owed is not None)
     price = account.sessions[-1].per_hour if account.sessions else None
@@ -272,6 +271,13 @@ def checkpoint_status(account: Account, now: float, *, alive: bool) -> dict[str,
         "at_risk_s": risk,
         "at_risk_cost": risk / HOUR * price if price is not None else None,
     }
+
+
+def newest_good(ledger: Line, where: str) -> Line | None:
+    """As :func:`runner.core.state.good` has it: nothing speaks against it or a copy of it."""
+    rejected = ledger.get("rejected", ())
+    bad = {one["id"] for one in rejected} | {one.get("signature") for one in rejected}
+    return max((one for one in ledger.get(where, ()) if not {one["id"], one["signature"]} & bad), key=age, default=None)
 
 
 def age(checkpoint: Line) -> tuple[int, float]:

@@ -218,7 +218,7 @@ def test_a_second_request_shortens_the_wait() -> None:
 def test_a_copy_of_a_checkpoint_that_was_set_aside_does_not_count_as_kept() -> None:
     """The local copy failed to load; its twin in the store must not push the last good one out."""
     bad = checkpoint(20)
-    rejected = (on.Rejected("local:step-20", 20, "died twice", bad.signature),)
+    rejected = (Rejected("local:step-20", 20, "died twice", bad.signature),)
     ledger = Ledger(run=1, attempt=2, stored=(STORED, bad), rejected=rejected, prepared=True, prune_due=True)
     state, actions = decide(Policy(keep=Keep(last=1)), State(RUNNING, ledger), on.Noticed(""), NOW)
     assert not any(isinstance(action, do.Prune) for action in actions)
