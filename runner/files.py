@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PART_MARK = ".cloudrun-part"
+
+_NFS_LEFTOVER = re.compile(r"\.nfs[0-9a-fA-F]{16,}")
 
 
 def part_path(target: Path) -> Path:
@@ -23,6 +26,11 @@ def part_path(target: Path) -> Path:
 def is_part(name: str) -> bool:
     """True for a temporary name made by :func:`part_path`."""
     return name.startswith(".") and name.endswith(PART_MARK)
+
+
+def is_hidden(name: str) -> bool:
+    """True for what is nobody's content: unfinished writes, and files that NFS keeps for those who still read them."""
+    return is_part(name) or _NFS_LEFTOVER.fullmatch(name) is not None
 
 
 def sync_directory(path: Path) -> None:

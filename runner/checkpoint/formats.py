@@ -1,6 +1,6 @@
 """Is this file or folder a complete checkpoint? Told from names and structure alone.
 
-Standard library only; nothing is ever unpickled. The rules are those of the common trainers: a torch file is a zip
+Nothing is ever unpickled. The rules are those of the common trainers: a torch file is a zip
 whose directory comes last, a safetensors file says its own length, a trainer's folder is complete when the file that
 the trainer writes last is there.
 """
@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from runner.files import is_hidden
 
 FORMATS = (
     "auto", "torch", "dcp", "transformers", "lightning", "accelerate", "deepspeed", "ultralytics", "composer", "any",
@@ -281,15 +283,15 @@ _REQUIRED = {
 def walk(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Every regular file below ``folder`` (path relative to it, its stat), and every folder (path ends in ``/``).
 
-    Links to files are followed, links to folders are not; sockets, devices and pipes are left out. Raises OSError
-    for what cannot be read, also for a link that leads nowhere.
+    Links to files are followed, links to folders are not; sockets, devices and pipes are left out, and what no store
+    takes (:func:`runner.files.is_hidden`). Raises OSError for what cannot be read, also for a link that leads nowhere.
     """
     yield from _walk(str(folder), "")
 
 
 def _walk(folder: str, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
     with os.scandir(folder) as entries:
-        ordered = sorted(entries, key=lambda entry: entry.name)
+        ordered = sorted((entry for entry in entries if not is_hidden(entry.name)), key=lambda entry: entry.name)
     for entry in ordered:
         if entry.is_dir(follow_symlinks=False):
             yield f"{prefix}{entry.name}/", entry.stat(follow_symlinks=False)

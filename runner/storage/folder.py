@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from runner.clock import Clock, SystemClock
 from runner.errors import BadKey, ObjectChanged, ObjectExists, ObjectMissing, StoreError, StoreUnreachable
-from runner.files import is_part, make_directory, part_path, replace_durably, sync_directory
+from runner.files import is_hidden, is_part, make_directory, part_path, replace_durably, sync_directory
 from runner.storage.api import ObjectInfo, OnBytes, check_key, check_prefix, ignore_bytes
 from runner.storage.local import copy_bytes, current, fingerprint, reading, translating, write_all
 
@@ -24,18 +23,12 @@ NAME_LIMIT = 255
 STALE_PART = 86400.0
 """Seconds after which a part file belongs to a writer that is dead."""
 
-_NFS_LEFTOVER = re.compile(r"\.nfs[0-9a-fA-F]{16,}")
 _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _RENAME_NOREPLACE = 1
 _AT_FDCWD = -100
 
 Publish = Callable[[Path, Path], None]
-
-
-def is_hidden(name: str) -> bool:
-    """True for files that are no objects: unfinished writes, and files that NFS keeps for those who still read them."""
-    return is_part(name) or _NFS_LEFTOVER.fullmatch(name) is not None
 
 
 def version_of(info: os.stat_result) -> str:

@@ -64,6 +64,13 @@ def test_our_own_manifest_is_no_file_of_a_checkpoint(in_place: Put, torch_bytes:
     assert [file.path for file in scan(folder)[0].files] == ["a.pt"]
 
 
+def test_a_file_that_nfs_keeps_for_its_readers_is_no_file_of_a_checkpoint(
+    in_place: Put, torch_bytes: bytes, folder: Path
+) -> None:
+    in_place("step-1", {"a.pt": torch_bytes, ".nfs00000000a1b2c3d400000001": b"deleted"})
+    assert [file.path for file in scan(folder)[0].files] == ["a.pt"]
+
+
 def test_names_that_no_store_can_hold(in_place: Put, torch_bytes: bytes, folder: Path) -> None:
     in_place("step-1", {"a\n.pt": torch_bytes})
     (folder / os.fsdecode(b"step-2-\xff.pt")).write_bytes(torch_bytes)
