@@ -116,15 +116,18 @@ class FolderStore:
         """Whether the root exists. Raises StoreUnreachable when it did once, or was a mount point, and is not so now:
         an empty mount point must not pass for an empty store, nor be filled in its place.
         """
+        # Remembered before looking: another thread may be making the root right now.
+        was_there, was_mounted = self._was_there, self._was_mounted
         with translating(self.url):
             there = _identity(str(self._root)) is not None
             if there and not os.path.isdir(self._root):
                 raise StoreError(f"{self.url} is a file, not a folder")
             mounted = there and os.path.ismount(self._root)
             dangling = not there and any(map(os.path.islink, self._missing()))
-        if dangling or (self._was_there and not there) or (self._was_mounted and not mounted):
+        if dangling or (was_there and not there) or (was_mounted and not mounted):
             raise StoreUnreachable(f"{self.url} is not there", "is the disk mounted?")
-        self._was_there, self._was_mounted = there, mounted
+        if there:
+            self._was_there, self._was_mounted = True, mounted
         return there
 
     def _missing(self) -> Iterator[Path]:

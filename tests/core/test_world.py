@@ -105,7 +105,8 @@ def any_faults(dice: Random) -> Faults:
     return Faults(
         crash=chance(few), hang=chance(few), kill_supervisor=chance(half), new_machine=chance(half),
         notice=chance(half), withdraw=dice.random(), stop=chance(half), upload_fails=chance(few),
-        upload_hopeless=chance(few), corrupt=chance(few), poison=chance(few), deaf=chance(half), recover_fails=chance(few),
+        upload_hopeless=chance(few), corrupt=chance(few), poison=chance(few), deaf=chance(half),
+        recover_fails=chance(few),
         budget=dice.randint(0, 40),
     )  # fmt: skip
 
