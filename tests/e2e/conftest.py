@@ -31,3 +31,12 @@ def write_job(tmp_path: Path) -> Callable[..., Path]:
         return spec
 
     return write
+
+
+@pytest.fixture
+def diary(machine: Machine, tmp_path: Path) -> Path:
+    """A file in which trainers note their lives; it outlives every machine."""
+    path = tmp_path / "diary"
+    path.touch()
+    machine.extra["DIARY"] = str(path)
+    return path

@@ -31,14 +31,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-@pytest.fixture
-def diary(machine: Machine, tmp_path: Path) -> Path:
-    path = tmp_path / "diary"
-    path.touch()
-    machine.extra["DIARY"] = str(path)
-    return path
-
-
 def test_a_dataset_larger_than_the_disk(
     machine: Machine, write_job: WriteJob, diary: Path, small_disk: Path, tmp_path: Path
 ) -> None:

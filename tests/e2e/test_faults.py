@@ -21,14 +21,6 @@ WriteJob = Callable[..., Path]
 QUICK = ("restart: {backoff: {first: 50ms, limit: 100ms}}", "checkpoints: {every: 100ms}")
 
 
-@pytest.fixture
-def diary(machine: Machine, tmp_path: Path) -> Path:
-    path = tmp_path / "diary"
-    path.touch()
-    machine.extra["DIARY"] = str(path)
-    return path
-
-
 @pytest.mark.parametrize("away", ["not mounted", "no folder"])
 def test_while_the_store_is_away_this_machine_answers_for_itself(
     machine: Machine, write_job: WriteJob, diary: Path, away: str

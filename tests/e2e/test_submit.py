@@ -18,14 +18,6 @@ WriteJob = Callable[..., Path]
 QUICK = ("restart: {backoff: {first: 50ms, limit: 100ms}}", "checkpoints: {every: 100ms}")
 
 
-@pytest.fixture
-def diary(machine: Machine, tmp_path: Path) -> Path:
-    path = tmp_path / "diary"
-    path.touch()
-    machine.extra["DIARY"] = str(path)
-    return path
-
-
 def test_a_job_that_finishes(machine: Machine, write_job: WriteJob, diary: Path) -> None:
     spec = write_job(STEADY, lines=[*QUICK, "price: {per_hour: 3.6, on_demand_per_hour: 36}"])
     done = machine.run("submit", str(spec))
