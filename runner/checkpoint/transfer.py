@@ -53,6 +53,7 @@ from runner.storage.api import ObjectInfo, ObjectStore, OnBytes, ignore_bytes
 from runner.storage.local import reading, translating
 
 WORKERS = 4
+LEFTOVER_AGE_S = 86400.0
 
 Halt = Callable[[], bool]
 """True once the work that asks should end early."""
@@ -625,6 +626,26 @@ def verify(
 
     problems = _side_by_side(work, manifest.files, workers, stop or threading.Event())
     return [problem for problem in problems if problem]
+
+
+def sweep(store: ObjectStore, layout: StoreLayout, run: int, now: float) -> None:
+    """Delete the files of uploads that were never committed, once all of them are a day old.
+
+    ``now`` is epoch seconds. Younger ones stay: another machine's upload may be going on.
+    """
+    for checkpoint, objects in _by_checkpoint(store, layout, run).items():
+        old = all(now - info.modified > LEFTOVER_AGE_S for info in objects.values())
+        if old and not _is_committed(store, layout, run, checkpoint):
+            store.delete(sorted(objects))
+
+
+def _is_committed(store: ObjectStore, layout: StoreLayout, run: int, checkpoint: str) -> bool:
+    """Asked just before a deletion: the listing may be old by now."""
+    try:
+        store.read(layout.manifest(run, checkpoint))
+    except ObjectMissing:
+        return False
+    return True
 
 
 def remove(store: ObjectStore, layout: StoreLayout, run: int, ids: Iterable[str]) -> None:

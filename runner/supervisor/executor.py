@@ -43,6 +43,7 @@ class Executor:
         self._ground: Ground | None = None
         self._attempt: Attempt | None = None
         self._used_ids: set[str] = set()
+        self._swept = False
 
     def perform(self, action: Action) -> None:  # noqa: C901 - one arm per action
         match action:
@@ -204,7 +205,11 @@ class Executor:
         return on.UploadFailed(checkpoint.id, words_of(error), is_worth_trying(error), gone)
 
     def _prune(self, ids: tuple[str, ...]) -> Event:
-        transfer.remove(self._session.store, self._session.keys, self._known_ground.run, ids)
+        session, run = self._session, self._known_ground.run
+        transfer.remove(session.store, session.keys, run, ids)
+        if not self._swept:
+            transfer.sweep(session.store, session.keys, run, session.clock.now())
+            self._swept = True
         return on.Pruned(ids)
 
     def _note_trained(self, signature: str | None) -> None:

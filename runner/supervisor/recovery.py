@@ -41,12 +41,13 @@ def recover(session: Session) -> tuple[Ground, Recovered]:
     told = list_stored(session.store, session.keys, run)
     stored = tuple(one for one in told if isinstance(one, Checkpoint))
     folder = session.folders(run).checkpoints
-    if session.spec.checkpoint_dir is not None:
-        claim(session, run, folder)
+    ours = session.spec.checkpoint_dir is None or claim(session, run, folder)
     note = read_trained(session, run)
     watch = ShelfWatch(session, folder)
     attempt = last_attempt(session, run, keys)
-    local = local_checkpoints(watch.first_look(clean_exit=note is not None), stored, attempt)
+    found = watch.first_look(clean_exit=note is not None)
+    # What lay in the owner's folder before its first run may be anything; a pretrained model tells no step.
+    local = local_checkpoints([one for one in found if ours or one.step is not None], stored, attempt)
     known = {one.signature for one in (*stored, *local)}
     return Ground(run, watch, threads_of(session, run, stored)), Recovered(
         run=run,
@@ -91,8 +92,11 @@ def write_spec(session: Session, run: int, stored: list[str]) -> None:
         session.store.write(key, text)
 
 
-def claim(session: Session, run: int, folder: Path) -> None:
-    """Make a folder of the owner's this run's: what another run of the job has left there must not pass for its own."""
+def claim(session: Session, run: int, folder: Path) -> bool:
+    """Make a folder of the owner's this run's; whether it was already.
+
+    What another run of the job has left there must not pass for its own.
+    """
     mark, us = folder / ".cloudrun-run", {"job": session.local.state.name, "run": run}
     before = read_json(mark)
     if session.fresh or (before.get("job") == us["job"] and before != us):
@@ -100,6 +104,7 @@ def claim(session: Session, run: int, folder: Path) -> None:
         set_aside(folder, old, folder / f".cloudrun-before-run-{run}", keep=len(old))
     if before != us:
         write_atomically(mark, json.dumps(us).encode())
+    return before == us
 
 
 def local_checkpoints(found: list[Found], stored: tuple[Checkpoint, ...], attempt: int) -> tuple[Checkpoint, ...]:

@@ -19,7 +19,7 @@ from runner.checkpoint.local import Found, Shelf, clear_unfinished
 
 # torch is imported once; each trainer is a fork of this process. It saves as fast as it can until it is killed.
 NURSERY = """
-    import os, sys, torch
+    import os, sys, time, torch
     torch.set_num_threads(1)
     state = {f"w{n}": torch.randn(300, 100) for n in range(12)}
 
@@ -43,6 +43,7 @@ NURSERY = """
         os.mkdir(f"{folder}/tmp-{step}")
         torch.save(state, f"{folder}/tmp-{step}/model.pt")
         torch.save(state, f"{folder}/tmp-{step}/optim.pt")
+        time.sleep(0.01)  # into a later tick of the file system's clock: that is the proof
         os.rename(f"{folder}/tmp-{step}", f"{folder}/step-{step}")
 
     for line in sys.stdin:

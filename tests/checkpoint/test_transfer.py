@@ -29,6 +29,7 @@ from runner.checkpoint.transfer import (
     pull,
     remove,
     restore,
+    sweep,
     upload,
     verify,
 )
@@ -595,3 +596,16 @@ def test_a_removal_that_dies_leaves_no_checkpoint(in_place: Put, folder: Path) -
         remove(store, LAYOUT, 1, [checkpoint.id])
     assert keys(store) != []
     assert list_stored(store, LAYOUT, 1) == []
+
+
+def test_sweeping_takes_only_old_leftovers(in_place: Put, folder: Path) -> None:
+    in_place("step-5", MEMBERS)
+    store = MemoryStore()
+    good, old = (commit(store, only(folder), step=step) for step in (1, 2))
+    store.delete([LAYOUT.manifest(1, old.id)])
+    store.write("digits/run-1/checkpoints/foreign", b"")
+    now = time.time()
+    sweep(store, LAYOUT, 1, now)
+    assert {key.split("/")[3] for key in keys(store)} == {good.id, old.id, "foreign"}
+    sweep(store, LAYOUT, 1, now + 90_000)
+    assert {key.split("/")[3] for key in keys(store)} == {good.id, "foreign"}

@@ -158,3 +158,9 @@ def test_checkpoints_that_were_there_before_cloudrun_are_gone_on_with(tmp_path: 
     session, _ = make_session(tmp_path, OWN)
     assert [one.step for one in recovered(session).local] == [500]
     assert json.loads((tmp_path / "project/out/.cloudrun-run").read_text())["run"] == 1
+
+
+def test_a_model_that_was_there_before_and_tells_no_step_is_no_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path / "project/out", 0, name="pretrained.pth")
+    session, _ = make_session(tmp_path, OWN)
+    assert recovered(session).local == ()
