@@ -83,7 +83,8 @@ def _read(path: Path) -> str:
             f"there is no job spec {path}", "give the path of a YAML file, or write one: cloudrun init"
         ) from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"cannot read {path}: {why}", "give the path of a YAML file that this user may read") from None
     start = Spot(str(path), 1, 1)
     if len(data) > MAX_BYTES:
         raise SpecInvalid([start.problem((), "is larger than 1 MiB", "is this really a job spec?")])

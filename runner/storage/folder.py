@@ -121,7 +121,7 @@ class FolderStore:
         with translating(self.url):
             there = _identity(str(self._root)) is not None
             if there and not os.path.isdir(self._root):
-                raise StoreError(f"{self.url} is a file, not a folder")
+                raise StoreError(f"{self.url} is a file, not a folder", "a store is a folder; give another path")
             mounted = there and os.path.ismount(self._root)
             dangling = not there and any(map(os.path.islink, self._missing()))
         if dangling or (was_there and not there) or (was_mounted and not mounted):
