@@ -33,7 +33,7 @@ from runner.core.state import Checkpoint
 from runner.errors import CorruptData
 from runner.files import is_part, make_directory, sync_directory
 
-SETTLE_S = 2.0
+SETTLE_S = 0.0  # a whole file that nobody writes needs no proof by time
 UNKNOWN_SETTLE_S = 5.0
 
 _BEST = re.compile(r"(?:^|[-_.])best(?:[-_.]|$)", re.IGNORECASE)
@@ -200,12 +200,18 @@ class Shelf:
         self._proc = proc
         self._seen: dict[str, _Seen] = {}
         self._refused: tuple[tuple[str, str], ...] = ()
+        self._doubtful: tuple[tuple[str, str], ...] = ()
         self._delivered_shapes: set[frozenset[str]] = set()
 
     @property
     def refused(self) -> tuple[tuple[str, str], ...]:
         """(name, reason) for each entry that looks like a checkpoint and that the last look did not take."""
         return self._refused
+
+    @property
+    def doubtful(self) -> tuple[tuple[str, str], ...]:
+        """Those of the refused that look complete, and only lack the proof that their writer had finished."""
+        return self._doubtful
 
     def look(self, now: float) -> list[Found]:
         """What has become a complete, finished checkpoint since the last look, lowest step first.
@@ -223,15 +229,18 @@ class Shelf:
 
         A whole torch or safetensors file, a folder whose trainer wrote its last file, and whatever was renamed into
         place are taken at once. Content that cannot prove its end is taken only when the trainer left with exit code
-        0, when it had been quiet long enough, or (a folder) when it has the same files as an earlier checkpoint.
+        0, when it had been quiet long enough, when a later save had begun after it, or (a folder) when it has the
+        same files as an earlier checkpoint.
         """
         self._update(now)
-        waiting = self._candidates()
+        waiting = sorted(self._candidates(), key=lambda seen: seen.found.newest_mtime)
         busy = open_for_writing([seen.found for seen in waiting], self._proc) if waiting else frozenset()
-        reasons = {seen.found.name: self._doubt(seen, now, clean_exit, busy) for seen in waiting}
-        taken = self._deliver([seen for seen in waiting if not reasons[seen.found.name]])
+        reasons, taken = {}, []
+        for seen in waiting:  # oldest first: what is taken of the earlier ones speaks for the later ones
+            reasons[seen.found.name] = reason = self._doubt(seen, now, clean_exit, busy)
+            taken += [] if reason else self._deliver([seen])
         self._refuse(reasons)
-        return taken
+        return sorted(taken, key=_by_step)
 
     def _update(self, now: float) -> None:
         before, self._seen = self._seen, {}
@@ -256,7 +265,17 @@ class Shelf:
         return self._unknown_settle_s if found.verdict.settle else self._settle_s
 
     def _has_settled(self, seen: _Seen, now: float) -> bool:
-        return seen.found.published or now - seen.since >= self._quiet_s(seen.found)
+        return seen.found.published or self._is_followed(seen.found) or now - seen.since >= self._quiet_s(seen.found)
+
+    def _is_followed(self, found: Found) -> bool:
+        """A trainer that has begun the next save, all of it after this one, has finished this one."""
+        others = (seen.found for seen in self._seen.values() if seen.found.name != found.name)
+        newest = max((file.mtime_ns for file in found.files), default=0)
+        return any(
+            min(file.mtime_ns for file in other.files) > newest
+            for other in others
+            if other.files and other.verdict.format != "other" and other.is_dir == found.is_dir
+        )
 
     def _doubt(self, seen: _Seen, now: float, clean_exit: bool, busy: Collection[str]) -> str:
         """Why a complete entry must not be taken after the trainer's end; empty when it may be."""
@@ -274,7 +293,7 @@ class Shelf:
             seen.state = "delivered"
             if seen.found.is_dir:
                 self._delivered_shapes.add(_shape(seen.found))
-        return sorted((seen.found for seen in ready), key=lambda found: (found.step or 0, found.newest_mtime))
+        return sorted((seen.found for seen in ready), key=_by_step)
 
     def _refuse(self, doubts: dict[str, str]) -> None:
         refused = []
@@ -286,6 +305,11 @@ class Shelf:
             if seen.state == "waiting" and reason:
                 seen.state = "refused"
         self._refused = tuple(refused)
+        self._doubtful = tuple((name, reason) for name, reason in doubts.items() if reason)
+
+
+def _by_step(found: Found) -> tuple[int, float]:
+    return found.step or 0, found.newest_mtime
 
 
 def without_duplicates(complete: Collection[Found]) -> list[Found]:

@@ -106,7 +106,9 @@ def pull_(job: str, folder: Path, step: int | None) -> None:
             return
         except CorruptData as error:
             click.echo(f"{one.id} is not whole: {error.message}", err=True)
-    raise CorruptData(f"job {known.name} has no whole checkpoint to pull", "look at them: cloudrun checkpoints verify")
+    raise CorruptData(
+        f"job {known.name} has no whole checkpoint to pull", f"look at them: cloudrun checkpoints verify {known.name}"
+    )
 
 
 @checkpoints.command("rm", context_settings=HELP, epilog="Example: cloudrun checkpoints rm digits --step 1200")

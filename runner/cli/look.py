@@ -99,7 +99,7 @@ def logs(job: str, follow: bool, attempt: int | None, everything: bool) -> None:
     reader = LogReader(known, known.newest_run())
     first = reader.attempts()
     if not first and not follow:
-        raise UsageError(f"job {known.name} has no logs yet", "follow them as they come: cloudrun logs -f")
+        raise UsageError(f"job {known.name} has no logs yet", f"follow them as they come: cloudrun logs -f {job}")
     if attempt is not None and attempt not in first:
         raise UsageError(f"job {known.name} has no attempt {attempt}", f"there are: {', '.join(map(str, first))}")
     least = attempt if attempt is not None else 0 if everything else max(first, default=0)

@@ -102,7 +102,7 @@ def say_goodbye(ending: Ending, redact: Callable[[str], str], *, fresh: bool) ->
     if ending.exit_code == ExitCode.SUCCEEDED:
         return
     hint = ending.hint
-    if ending.exit_code == ExitCode.PREEMPTED:
+    if ending.exit_code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED, ExitCode.STOPPED):
         command = "the same command without --fresh" if fresh else "the same command again"
         hint = f"run {command}, here or on another machine: it goes on from there"
     complain(redact(ending.reason), redact(hint))

@@ -403,7 +403,7 @@ def none_usable(ledger: Ledger) -> Ending:
         "failed",
         TRAINER_FAILED,
         f"this run has {len(ledger.rejected)} checkpoint(s) and none is usable; {worst.id}: {worst.reason}",
-        "look at them with: cloudrun checkpoints verify; or begin a new run with: cloudrun submit --fresh",
+        "look at them with: cloudrun checkpoints verify JOB; or begin a new run: the same command with --fresh",
     )
 
 
@@ -504,7 +504,7 @@ def restart(policy: Policy, state: State, running: Running, why: Restart, now: f
 
 def gave_up(fruitless: int, why: Restart) -> Ending:
     reason = f"{fruitless} attempt(s) in a row added no checkpoint; the last one: {why.reason}"
-    hint = "the last lines of output tell more: cloudrun logs; restart.max_without_progress sets the limit"
+    hint = "the last lines of output tell more: cloudrun logs JOB; restart.max_without_progress sets the limit"
     return Ending("stalled", STALLED, reason, hint) if why.hung else Ending("failed", TRAINER_FAILED, reason, hint)
 
 

@@ -113,11 +113,18 @@ def tell_phase(entry: Entry, before: State) -> list[str]:
             saved = f"step {missing.step} is not stored yet" if missing else "everything that could be saved is stored"
             return [f"{saved}; waiting for the end of this machine"]
         case Finished(ending) if ending.exit_code == 0:
-            return [f"done: {ending.reason}"]
+            return [*warn_of_nothing(entry.state), f"done: {ending.reason}"]
         case Finished(ending):
             return [f"leaving: {ending.reason}"]
         case _:
             return []
+
+
+def warn_of_nothing(state: State) -> list[str]:
+    """A job that succeeds without one checkpoint probably saves somewhere else."""
+    if state.ledger.stored or state.ledger.local or state.ledger.done is False:
+        return []
+    return ["WARNING: no checkpoint was ever seen in CLOUDRUN_CHECKPOINT_DIR: nothing of this training is stored"]
 
 
 def size(checkpoint: Checkpoint) -> str:

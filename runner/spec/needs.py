@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from runner.spec.load import problem_at
-from runner.spec.model import JobSpec
+from runner.spec.model import JobSpec, home_of
 from runner.spec.problems import Problem
 
 _FILE = "file://"
@@ -22,7 +22,16 @@ _NO_SCRIPT = ("-m", "-c", "--module")
 def unmet_needs(spec: JobSpec, environ: Mapping[str, str]) -> tuple[Problem, ...]:
     """What is missing here: the workdir, the program, its script, bash."""
     search_path = spec.environment(environ).get("PATH", environ.get("PATH", os.defpath))
-    return (*_missing_bash(spec, search_path), *_missing_program(spec, search_path))
+    return (*_missing_bash(spec, search_path), *_missing_program(spec, search_path), *_careless_folder(spec, environ))
+
+
+def _careless_folder(spec: JobSpec, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Entries of the checkpoint folder are moved and replaced: it must not hold the owner's own things."""
+    folder = spec.checkpoint_dir
+    precious = (spec.working_directory, spec.source.parent, home_of(environ))
+    if folder is not None and any(place == folder or folder in place.parents for place in precious):
+        message = "must not be, or hold, the workdir, the spec's folder or the home directory"
+        yield problem_at(spec, "checkpoints.dir", message, "give the checkpoints a folder of their own")
 
 
 def unmet_store_needs(spec: JobSpec, environ: Mapping[str, str]) -> tuple[Problem, ...]:

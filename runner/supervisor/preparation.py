@@ -81,7 +81,7 @@ class Preparation:
         if ended.returncode != 0:
             why = ended.spawn_error or f"exit code {ended.returncode}"
             said = f": {tail[-1]}" if tail else ""
-            raise SetupFailed(f"the setup script failed ({why}){said}", "its output is in: cloudrun logs")
+            raise SetupFailed(f"the setup script failed ({why}){said}", "its output is in: cloudrun logs JOB")
         write_atomically(done, b"")
 
     def _run_setup(self, setup: Child, text: str) -> Exit:

@@ -36,7 +36,9 @@ class ShelfWatch:
     def first_look(self, *, clean_exit: bool) -> list[Found]:
         """What an earlier supervisor's trainer left here. Raises OSError when the folder cannot be read."""
         with self._lock:
-            return self._keep(self._shelf.last_look(self._clock.now(), clean_exit))
+            found = self._keep(self._shelf.last_look(self._clock.now(), clean_exit))
+            self._tell_refused()
+            return found
 
     def follow(self, attempt: int, ended: threading.Event) -> None:
         """Look again and again, in a thread of its own, until ``ended``."""
@@ -57,12 +59,18 @@ class ShelfWatch:
         with self._lock:
             self._attempt = None
             self._tell(attempt, self._shelf.last_look(self._clock.now(), clean_exit))
+            self._tell_refused()
 
     def look_again(self, attempt: int) -> None:
         """After files changed behind our back: tell what is there now, unless a running trainer is being followed."""
         with self._lock:
             if self._attempt is None:
                 self._tell_if_readable(attempt, lambda now: self._shelf.last_look(now, clean_exit=False))
+
+    def _tell_refused(self) -> None:
+        """What looks complete and is not used must not be a riddle to its owner."""
+        for name, reason in self._shelf.doubtful:
+            self._post(Noticed(f"{name} is not used: {reason}"))
 
     def find(self, checkpoint: Checkpoint) -> Found | None:
         """The files of a local checkpoint, as long as they are the ones that were told."""

@@ -128,25 +128,34 @@ def test_others_must_be_quiet(in_place: Put, torch_bytes: bytes, legacy_bytes: b
     in_place("step-1.pt", torch_bytes)
     in_place("step-2.pt", legacy_bytes)
     in_place("step-3", {"a.pt": torch_bytes})
-    assert shelf.look(100.0) == []
-    assert shelf.look(101.9) == []
-    assert names(shelf.look(102.0)) == ["step-1.pt"]
+    assert names(shelf.look(100.0)) == ["step-1.pt"], "whole, and nobody writes it"
+    assert shelf.look(104.9) == []
     assert names(shelf.look(105.0)) == ["step-2.pt", "step-3"]
 
 
-def test_a_change_starts_the_quiet_again_and_counts_as_new(in_place: Put, torch_bytes: bytes, folder: Path) -> None:
+def test_a_later_save_proves_that_the_earlier_one_is_finished(in_place: Put, torch_bytes: bytes, folder: Path) -> None:
+    """Folders one second apart, then the trainer is killed in the middle of the third."""
+    for step in (5, 10, 15):
+        parts = {"model.pt": torch_bytes, "config.json": b"{}"}
+        in_place(f"checkpoint-{step}", parts if step < 15 else {"model.pt": torch_bytes[:-1]})
+        for file in (folder / f"checkpoint-{step}").iterdir():
+            os.utime(file, (1000.0 + step, 1000.0 + step))
+    shelf = Shelf(folder)
+    assert names(shelf.last_look(2000.0, clean_exit=False)) == ["checkpoint-5", "checkpoint-10"]
+    assert [name for name, _ in shelf.refused] == ["checkpoint-15"]
+
+
+def test_a_change_counts_as_new(in_place: Put, torch_bytes: bytes, folder: Path) -> None:
     shelf = Shelf(folder)
     path = in_place("last.pt", torch_bytes)
-    shelf.look(100.0)
+    assert names(shelf.look(100.0)) == ["last.pt"]
     os.utime(path, ns=(5, 5))
     os.utime(in_place("last.pt", torch_bytes))
-    assert shelf.look(102.0) == []
-    assert names(shelf.look(104.0)) == ["last.pt"]
+    assert names(shelf.look(102.0)) == ["last.pt"]
     in_place("last.pt", torch_bytes + torch_bytes)
     assert shelf.look(110.0) == []
-    in_place("last.pt", torch_bytes)
-    assert shelf.look(112.0) == []
-    assert names(shelf.look(114.0)) == ["last.pt"]
+    os.utime(in_place("last.pt", torch_bytes), ns=(9, 9))
+    assert names(shelf.look(112.0)) == ["last.pt"]
 
 
 def test_incomplete_ones_are_never_told(in_place: Put, torch_bytes: bytes, folder: Path) -> None:
