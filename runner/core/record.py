@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.core.actions import Action
 from runner.core.events import Event, Progressed, Woke
-from runner.core.state import PHASE_NAMES, State
+from runner.core.state import PHASE_NAMES, Finished, Holding, State
 
 Line = dict[str, Any]
 
@@ -24,8 +24,9 @@ class Entry:
 
 
 def is_worth_a_line(entry: Entry) -> bool:
-    """Waking up for nothing is not."""
-    return not isinstance(entry.event, Woke) or bool(entry.actions)
+    """Waking up for nothing is not; an end that comes because the time is over is."""
+    ended = isinstance(entry.state.phase, Finished | Holding)
+    return not isinstance(entry.event, Woke) or bool(entry.actions) or ended
 
 
 def to_line(entry: Entry) -> Line:

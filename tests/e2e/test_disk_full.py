@@ -82,6 +82,8 @@ def test_a_full_store_is_no_success(machine: Machine, write_job: WriteJob, diary
     assert supervisor.wait(60) == 73, machine.output()
     assert "could not be stored" in machine.output()
     assert "kept on this disk" in machine.output()
+    told = machine.status("job")
+    assert (told["phase"], told["exit_code"]) == ("finished", 73), "an end for lack of time is an end all the same"
     filler.unlink()
     again = machine.run("submit", str(spec))
     assert again.returncode == 0, again.stderr

@@ -83,3 +83,12 @@ def test_stores_and_sources(tmp_path: Path) -> None:
         f"3:17: data.0.source: {tmp_path}/none does not exist"
     ]
     assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "job.yaml"])
+
+
+@pytest.mark.parametrize("folder", [".", "..", "/", "../.."])
+def test_a_checkpoint_folder_must_not_hold_the_owners_own_things(tmp_path: Path, folder: str) -> None:
+    """What lies in it is moved aside and replaced."""
+    home = tmp_path / "home"
+    (found,) = unmet(tmp_path, f"command: sh\ncheckpoints: {{dir: {folder}}}", HOME=str(home))
+    assert "must not be, or hold, the workdir" in found
+    assert unmet(tmp_path, "command: sh\ncheckpoints: {dir: out}", HOME=str(home)) == []
