@@ -29,7 +29,7 @@ FOLLOW_STORE_EVERY = 5.0
 
 @click.command(context_settings=HELP, epilog="Example: cloudrun status digits --watch")
 @click.argument("job", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; without JOB a list of them.")
 @click.option("--watch", is_flag=True, help="Show it again every 2 seconds, until the job ends.")
 def status(job: str | None, as_json: bool, watch: bool) -> None:
     """Show where JOB stands: phase, step, the newest stored checkpoint, the work at risk, and why it last stopped.
@@ -70,12 +70,20 @@ def list_jobs(*, as_json: bool) -> None:
     """One line for each job of this machine."""
     known = [from_record(told, os.environ) for told in known_here(os.environ)]
     if as_json:
-        click.echo(json.dumps([{"job": one.name} for one in known]))
+        click.echo(json.dumps([or_why_not(one) for one in known]))
         return
     if not known:
         click.echo("no job has run on this machine", err=True)
     for one in known:
         click.echo(one_line(one))
+
+
+def or_why_not(known: KnownJob) -> dict[str, Any]:
+    """The status of a job, or what stands in the way of telling it."""
+    try:
+        return where_it_stands(known, time.time())
+    except CloudrunError as error:
+        return {"job": known.name, "error": error.message}
 
 
 def one_line(known: KnownJob) -> str:

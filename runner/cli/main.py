@@ -71,6 +71,16 @@ def complain(message: str, hint: str = "") -> None:
         click.echo(f"hint: {hint}", err=True)
 
 
+def told(error: Exception) -> tuple[str, str]:
+    """An error that nobody foresaw: what is wrong, and what to do."""
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}", (
+            "may this user write there, and is there room? HOME, XDG_STATE_HOME and cache.dir say where things go"
+        )
+    return f"{type(error).__name__}: {error}", ("this is a fault of cloudrun; run again with --debug for the details")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -96,7 +106,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Exception as error:
         if "--debug" in arguments:
             raise
-        hint = "this is a fault of cloudrun; run again with --debug for the details"
-        complain(f"{type(error).__name__}: {error}", "" if isinstance(error, OSError) else hint)
+        complain(*told(error))
         code = ExitCode.TRAINER_FAILED
     sys.exit(int(code or 0))
