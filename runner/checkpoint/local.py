@@ -33,8 +33,7 @@ from runner.core.state import Checkpoint
 from runner.errors import CorruptData
 from runner.files import is_part, make_directory, sync_directory
 
-SETTLE_S = 0.0  # a whole file that nobody writes needs no proof by time
-UNKNOWN_SETTLE_S = 5.0
+SETTLE_S = 5.0
 
 _BEST = re.compile(r"(?:^|[-_.])best(?:[-_.]|$)", re.IGNORECASE)
 _LEFTOVER = re.compile(r"\.?tmp(?:[-_.].*|[a-z0-9_]{6,8})?|.*\.(?:tmp|part|partial)")
@@ -190,13 +189,11 @@ class Shelf:
         format: str = "auto",  # noqa: A002 (the word of the spec)
         *,
         settle_s: float = SETTLE_S,
-        unknown_settle_s: float = UNKNOWN_SETTLE_S,
         proc: Path = Path("/proc"),
     ) -> None:
         self._folder = folder
         self._format = format
         self._settle_s = settle_s
-        self._unknown_settle_s = unknown_settle_s
         self._proc = proc
         self._seen: dict[str, _Seen] = {}
         self._refused: tuple[tuple[str, str], ...] = ()
@@ -261,11 +258,11 @@ class Shelf:
         counted = {found.name for found in without_duplicates(complete)}
         return [seen for seen in self._seen.values() if seen.state == "waiting" and seen.found.name in counted]
 
-    def _quiet_s(self, found: Found) -> float:
-        return self._unknown_settle_s if found.verdict.settle else self._settle_s
-
     def _has_settled(self, seen: _Seen, now: float) -> bool:
-        return seen.found.published or self._is_followed(seen.found) or now - seen.since >= self._quiet_s(seen.found)
+        """True when its structure proves its end, or something else does."""
+        found = seen.found
+        proved = not found.verdict.settle or found.published
+        return proved or now - seen.since >= self._settle_s or self._is_followed(found)
 
     def _is_followed(self, found: Found) -> bool:
         """A trainer that has begun the next save, all of it after this one, has finished this one."""
@@ -282,7 +279,7 @@ class Shelf:
         found = seen.found
         if found.name in busy:
             return "a process still has it open for writing"
-        if clean_exit or not found.verdict.settle or self._has_settled(seen, now):
+        if clean_exit or self._has_settled(seen, now):
             return ""
         if found.is_dir and _shape(found) in self._delivered_shapes:
             return ""

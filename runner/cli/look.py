@@ -87,11 +87,8 @@ def or_why_not(known: KnownJob) -> dict[str, Any]:
 
 
 def one_line(known: KnownJob) -> str:
-    now = time.time()
-    try:
-        return summary(where_it_stands(known, now), now)
-    except CloudrunError as error:
-        return f"{known.name}: {error.message}"
+    told = or_why_not(known)
+    return f"{known.name}: {told['error']}" if "error" in told else summary(told, time.time())
 
 
 @click.command(context_settings=HELP, epilog="Example: cloudrun logs -f digits")

@@ -75,10 +75,9 @@ def told(error: Exception) -> tuple[str, str]:
     """An error that nobody foresaw: what is wrong, and what to do."""
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or error}", (
-            "may this user write there, and is there room? HOME, XDG_STATE_HOME and cache.dir say where things go"
-        )
-    return f"{type(error).__name__}: {error}", ("this is a fault of cloudrun; run again with --debug for the details")
+        hint = "may this user write there, and is there room? HOME, XDG_STATE_HOME and cache.dir say where things go"
+        return f"{where}{error.strerror or error}", hint
+    return f"{type(error).__name__}: {error}", "this is a fault of cloudrun; run again with --debug for the details"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -122,7 +122,7 @@ def tell_phase(entry: Entry, before: State) -> list[str]:
 
 def warn_of_nothing(state: State) -> list[str]:
     """A job that succeeds without one checkpoint probably saves somewhere else."""
-    if state.ledger.stored or state.ledger.local or state.ledger.done is False:
+    if state.ledger.stored or state.ledger.local or not state.ledger.done:
         return []
     return ["WARNING: no checkpoint was ever seen in CLOUDRUN_CHECKPOINT_DIR: nothing of this training is stored"]
 

@@ -101,7 +101,7 @@ def test_after_a_kill_everything_that_is_taken_loads(
     for number in range(rounds):
         folder = tmp_path / str(number)
         folder.mkdir()
-        shelf = Shelf(folder, settle_s=0.05)
+        shelf = Shelf(folder)
         trainer = Trainer(nursery, way, folder)
         during = list[Found]()
         end = time.time() + random.uniform(0.05, 0.2)

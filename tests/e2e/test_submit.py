@@ -315,3 +315,22 @@ def test_the_trainer_is_back_within_a_second(machine: Machine, write_job: WriteJ
     began = time.monotonic()
     wait_for(lambda: diary.read_text().count("began") == 2)
     assert time.monotonic() - began < 10
+
+
+def test_all_jobs_of_a_machine_at_once(machine: Machine, write_job: WriteJob, diary: Path) -> None:
+    spec = write_job(STEADY, lines=QUICK)
+    assert machine.run("submit", str(spec)).returncode == 0
+    (told,) = json.loads(machine.run("status", "--json").stdout)
+    assert (told["job"], told["phase"], told["step"]) == ("job", "finished", 5)
+    assert machine.run("status").stdout.startswith("job: succeeded")
+
+
+def test_a_place_that_cannot_be_written_is_told_with_what_to_look_at(machine: Machine, write_job: WriteJob) -> None:
+    spec = write_job(STEADY)
+    machine.extra["XDG_STATE_HOME"] = "/proc/nowhere"
+    failed = machine.run("submit", str(spec))
+    assert failed.returncode == 70
+    assert failed.stderr.splitlines()[-2:] == [
+        "error: /proc/nowhere: No such file or directory",
+        "hint: may this user write there, and is there room? HOME, XDG_STATE_HOME and cache.dir say where things go",
+    ]

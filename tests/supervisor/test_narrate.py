@@ -126,3 +126,11 @@ def test_what_actions_and_ends_say() -> None:
     ]
     assert told(on.Woke(), State(Finished(Ending("succeeded", 0, "all good")))) == ["done: all good"]
     assert told(on.Woke(), State(Finished(Ending("failed", 70, "no good")))) == ["leaving: no good"]
+
+
+def test_a_success_without_a_checkpoint_is_no_reason_to_cheer() -> None:
+    ending = Finished(Ending("succeeded", 0, "the trainer finished"))
+    (warning, done) = told(on.DoneMarked(), State(ending, Ledger(run=1, done=True)))
+    assert "no checkpoint was ever seen" in warning
+    assert done == "done: the trainer finished"
+    assert told(on.DoneMarked(), State(ending, Ledger(run=1, done=True, stored=(STORED,)))) == [done]
