@@ -14,7 +14,7 @@ from runner.checkpoint.transfer import list_stored
 from runner.cli.main import complain
 from runner.cli.progress import SyncReport
 from runner.core.record import Entry
-from runner.core.state import Checkpoint, Ending, State
+from runner.core.state import Checkpoint, Ending
 from runner.errors import ExitCode
 from runner.files import is_locked
 from runner.report.console import narrate
@@ -78,13 +78,9 @@ class Submission:
         def say(text: str) -> None:
             errors.feed(f"[cloudrun] {redact(text)}\n".encode("utf-8", "replace"))
 
-        before = State()
-
         def tell(entry: Entry) -> None:
-            nonlocal before
-            for line in narrate(entry, before):
+            for line in narrate(entry):
                 say(line)
-            before = entry.state
 
         try:
             with SyncReport(say) as report:

@@ -8,25 +8,26 @@ from typing import Any
 
 from runner.core.actions import Action
 from runner.core.events import Event, Progressed, Woke
-from runner.core.state import PHASE_NAMES, Finished, Holding, State
+from runner.core.state import PHASE_NAMES, State
 
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One turn of the loop."""
+    """One turn of the loop, from the state ``before`` it to ``state``."""
 
     at: float
+    before: State
     event: Event
     state: State
     actions: tuple[Action, ...]
 
 
 def is_worth_a_line(entry: Entry) -> bool:
-    """Waking up for nothing is not; an end that comes because the time is over is."""
-    ended = isinstance(entry.state.phase, Finished | Holding)
-    return not isinstance(entry.event, Woke) or bool(entry.actions) or ended
+    """Waking up for nothing is not; a phase that ends because its time is over is."""
+    moved = entry.state.phase != entry.before.phase
+    return not isinstance(entry.event, Woke) or bool(entry.actions) or moved
 
 
 def to_line(entry: Entry) -> Line:

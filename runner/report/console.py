@@ -11,11 +11,11 @@ from runner.core.state import BackingOff, Checkpoint, Finished, Holding, State, 
 from runner.units import format_duration, format_size
 
 
-def narrate(entry: Entry, before: State) -> list[str]:
-    """What a person wants to read of this turn of the loop, which began in the state ``before``; often nothing."""
-    lines = tell_event(entry.event, entry.state, before)
+def narrate(entry: Entry) -> list[str]:
+    """What a person wants to read of this turn of the loop; often nothing."""
+    lines = tell_event(entry.event, entry.state, entry.before)
     lines += [line for action in entry.actions for line in tell_action(action)]
-    return lines + tell_phase(entry, before)
+    return lines + tell_phase(entry)
 
 
 def tell_event(event: Event, state: State, before: State) -> list[str]:  # noqa: C901, PLR0912 - one arm per event
@@ -102,13 +102,13 @@ def tell_action(action: Action) -> list[str]:
             return []
 
 
-def tell_phase(entry: Entry, before: State) -> list[str]:
+def tell_phase(entry: Entry) -> list[str]:
     match entry.state.phase:
         case BackingOff(until=until) if isinstance(entry.event, on.TrainerExited):
             return [f"next attempt in {format_duration(until - entry.at)}"]
         case Stopping(stage="asked", until=until) if any(isinstance(a, do.AnnounceStop) for a in entry.actions):
             return [f"asking the trainer to save and stop, for at most {format_duration(until - entry.at)}"]
-        case Holding() if not isinstance(before.phase, Holding):
+        case Holding() if not isinstance(entry.before.phase, Holding):
             missing = owed(entry.state.ledger)
             saved = f"step {missing.step} is not stored yet" if missing else "everything that could be saved is stored"
             return [f"{saved}; waiting for the end of this machine"]

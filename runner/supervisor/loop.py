@@ -25,8 +25,9 @@ def supervise(
     while not isinstance(state.phase, Finished):
         event = inbox.wait(wake_at(policy, state), clock)
         now = clock.now()
-        state, actions = decide(policy, state, event, now)
-        record(Entry(now, event, state, actions))
+        before = state
+        state, actions = decide(policy, before, event, now)
+        record(Entry(now, before, event, state, actions))
         for action in actions:
             perform(action)
     return state.phase.ending

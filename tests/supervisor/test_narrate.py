@@ -37,7 +37,7 @@ RUNNING = Running(1.0, None, -1)
 
 
 def told(event: Event, state: State | None = None, *actions: do.Action, before: State | None = None) -> list[str]:
-    return narrate(Entry(100.0, event, state or State(), actions), before or State())
+    return narrate(Entry(100.0, before or State(), event, state or State(), actions))
 
 
 @pytest.mark.parametrize(
