@@ -218,14 +218,6 @@ class LocalLayout:
         return self.state / "stop-request.json"
 
     @property
-    def status(self) -> Path:
-        return self.state / "status.json"
-
-    @property
-    def spec(self) -> Path:
-        return self.state / "spec.json"
-
-    @property
     def console(self) -> Path:
         return self.state / "console.log"
 
