@@ -61,10 +61,24 @@ class StoreUnreachable(StoreError):
     retryable = True
 
 
+class StoreBusy(StoreUnreachable):
+    """The store asks for fewer requests (``SlowDown``, 429, 503): trying again helps, after a while and less hard."""
+
+
+class ClockSkewed(StoreUnreachable):
+    """This machine's clock and the store's differ too much for signatures. A clock that is being set comes right."""
+
+
 class AccessDenied(StoreError):
     """The store knows us and says no. Trying again is senseless."""
 
     exit_code = ExitCode.ACCESS_DENIED
+
+
+class CredentialsExpired(AccessDenied):
+    """The credentials have run out; a fresh look at where they come from can help."""
+
+    retryable = True
 
 
 class ObjectMissing(StoreError):

@@ -13,6 +13,8 @@ from pathlib import Path
 
 PART_MARK = ".cloudrun-part"
 
+STORE_LOCK = ".cloudrun-lock"
+
 _NFS_LEFTOVER = re.compile(r"\.nfs[0-9a-fA-F]{16,}")
 
 
@@ -29,8 +31,8 @@ def is_part(name: str) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """True for what is nobody's content: unfinished writes, and files that NFS keeps for those who still read them."""
-    return is_part(name) or _NFS_LEFTOVER.fullmatch(name) is not None
+    """True for what is nobody's content: unfinished writes, locks, and what NFS keeps for those who still read it."""
+    return is_part(name) or name == STORE_LOCK or _NFS_LEFTOVER.fullmatch(name) is not None
 
 
 def sync_directory(path: Path) -> None:

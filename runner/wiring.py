@@ -30,7 +30,7 @@ from runner.monitors.files import StopRequests
 from runner.spec import Data, JobSpec, usual_cache_dir
 from runner.storage.api import ObjectStore
 from runner.storage.folder import FolderStore
-from runner.storage.retrying import RetryingStore
+from runner.storage.retrying import Retry, RetryingStore
 from runner.supervisor.inbox import Inbox
 from runner.supervisor.life import live
 from runner.supervisor.output import Console, Secrets
@@ -161,7 +161,7 @@ def run_job(
     session = Session(
         id=secrets.token_hex(3),
         spec=job.spec,
-        store=RetryingStore(job.store, give_up_after=STORE_PATIENCE, on_retry=struggled, stop=leaving),
+        store=RetryingStore(job.store, Retry(STORE_PATIENCE, on_retry=struggled, stop=leaving)),
         keys=job.keys,
         local=job.local,
         cache=open_cache(job.spec, job.environ),

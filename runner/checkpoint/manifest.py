@@ -63,6 +63,7 @@ class Manifest:
     name           the trainer's own name for it, relative to the checkpoint folder
     created_at     of the commit, epoch seconds
     environment    what bit-exact resume depends on (``OMP_NUM_THREADS``)
+    epoch          of the lease that its writer held, 0 where there was none
     """
 
     job: str
@@ -81,6 +82,7 @@ class Manifest:
     host: str
     environment: Mapping[str, str]
     files: tuple[FileEntry, ...]
+    epoch: int = 0
     version: int = field(default=VERSION)
 
     @property
@@ -104,6 +106,7 @@ def to_checkpoint(manifest: Manifest) -> Checkpoint:
         bytes=manifest.bytes,
         signature=signature(manifest.files),
         time=manifest.created_at,
+        epoch=manifest.epoch,
     )
 
 
@@ -143,6 +146,7 @@ def parse_manifest(data: bytes) -> Manifest:
         host=_text(raw, "host"),
         environment=_environment(raw),
         files=files,
+        epoch=_count(raw, "epoch") if "epoch" in raw else 0,
     )
     _agree(manifest)
     return manifest

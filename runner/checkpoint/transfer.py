@@ -78,6 +78,7 @@ class Facts:
     tool_version: str
     host: str
     world_size: int = 1
+    epoch: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -297,6 +298,7 @@ def _manifest(
         host=facts.host,
         environment=dict(facts.environment),
         files=files,
+        epoch=facts.epoch,
     )
 
 

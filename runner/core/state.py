@@ -25,6 +25,7 @@ class Checkpoint:
     signature  equal for two checkpoints exactly when paths, sizes and modification times of all files are equal: how a
                local folder and a stored checkpoint are known to be the same without reading them
     time       epoch seconds: of the commit (stored) or of the newest file (local)
+    epoch      of the lease under which it was made, 0 where there is none: each holder counts one further
     """
 
     id: str
@@ -35,6 +36,7 @@ class Checkpoint:
     bytes: int
     signature: str
     time: float
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,13 @@ def check_prefix(prefix: str) -> None:
         raise BadKey(f"bad key {prefix[:60]!r}...: longer than {KEY_LIMIT} bytes")
 
 
+def check_folder(prefix: str) -> None:
+    """Raise BadKey unless ``prefix`` is empty or the way to a folder, which ends in ``/``."""
+    check_prefix(prefix)
+    if prefix and not prefix.endswith("/"):
+        raise BadKey(f"bad key {prefix!r}: not a folder's, which ends in '/'")
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """One object as a listing or a write reports it.
@@ -59,14 +66,18 @@ class ObjectInfo:
     modified: float
 
 
+Sink = Callable[[memoryview], None]
+"""Takes every byte of a file once, in order; the memory is only lent for the call."""
+
+
 class ObjectStore(Protocol):
     """A flat space of keys below one root. All methods are safe to call from several threads.
 
     Keys are relative to the root, ``/``-separated, never empty, never with an empty, ``.`` or ``..`` segment or
-    a control character: :class:`runner.errors.BadKey` otherwise. Objects appear whole or not at all: a reader never
-    sees part of a write, and a write that returned is durable. Errors are those of :mod:`runner.errors`:
-    ObjectMissing, ObjectExists, ObjectChanged, AccessDenied, StoreUnreachable, BadKey; and DiskFull where a local disk
-    ran out of room.
+    a control character: :class:`runner.errors.BadKey` otherwise. Only a listing may tell of other keys: those that
+    somebody else has put there. Objects appear whole or not at all: a reader never sees part of a write, and a write
+    that returned is durable. Errors are those of :mod:`runner.errors`: ObjectMissing, ObjectExists, ObjectChanged,
+    AccessDenied, StoreUnreachable, BadKey; and DiskFull where a local disk ran out of room.
     """
 
     @property
@@ -74,10 +85,24 @@ class ObjectStore(Protocol):
         """Where the root is, for people. Never holds credentials."""
         ...
 
+    @property
+    def exclusive(self) -> bool:
+        """True when of several writers with one condition (``only_new``, ``replacing``) the store lets exactly one win:
+        proved, not believed. Where it is False conditions are only looked at before the write, so that two may win.
+        """
+        ...
+
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Every object whose key starts with ``prefix`` (a plain string prefix), in any order.
 
-        An absent root is an empty store. A listing that cannot be completed raises; it never just ends early.
+        An absent root is an empty store. A listing that cannot be completed raises; it never just ends early. Objects
+        are handed out while the listing goes on, in bounded memory.
+        """
+        ...
+
+    def folders(self, prefix: str = "") -> Iterator[str]:
+        """The names between ``prefix`` (empty, or ending in ``/``) and the next ``/`` of all keys that have one, once
+        each. Costs as much as there are folders, not as much as there are objects, where the store can do that.
         """
         ...
 
@@ -85,20 +110,55 @@ class ObjectStore(Protocol):
         """The whole content of a small object. Raises ObjectMissing."""
         ...
 
-    def write(self, key: str, data: bytes, *, only_new: bool = False) -> ObjectInfo:
-        """Create or replace a small object. With ``only_new``, ObjectExists if the key is taken: of any number of
-        concurrent writers exactly one succeeds.
+    def look(self, key: str) -> tuple[bytes, str]:
+        """The whole content of a small object and the version that it belongs to. Raises ObjectMissing."""
+        ...
+
+    def write(self, key: str, data: bytes, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
+        """Create or replace a small object. With ``only_new``, ObjectExists if the key is taken; with ``replacing``,
+        ObjectChanged unless that is the version which is there (ObjectMissing when none is). See :attr:`exclusive`.
         """
         ...
 
-    def download(self, key: str, target: Path, *, version: str | None = None, on_bytes: OnBytes = ignore_bytes) -> None:
+    def download(
+        self,
+        key: str,
+        target: Path,
+        *,
+        version: str | None = None,
+        on_bytes: OnBytes = ignore_bytes,
+        note: Path | None = None,
+    ) -> None:
         """Copy an object into the file ``target`` (created or truncated; not synced, not renamed: the caller publishes
-        it). Raises ObjectChanged when ``version`` is given and is not, or does not stay, the object's version.
+        it). Raises ObjectChanged when ``version`` is given and is not, or does not stay, the object's version, or the
+        bytes do not match a digest that the store keeps.
+
+        In the file ``note`` the store may write down how far it is: a later call with the same ``target``, ``version``
+        and ``note`` goes on from there, also in another process. It is removed when the download is complete.
         """
         ...
 
-    def upload(self, source: Path, key: str, *, on_bytes: OnBytes = ignore_bytes) -> ObjectInfo:
-        """Create or replace an object from a file. Raises SourceChanged when the file changed meanwhile."""
+    def upload(
+        self,
+        source: Path,
+        key: str,
+        *,
+        on_bytes: OnBytes = ignore_bytes,
+        sink: Callable[[], Sink] | None = None,
+        note: Path | None = None,
+    ) -> ObjectInfo:
+        """Create or replace an object from a file. Raises SourceChanged when the file changed meanwhile.
+
+        ``sink()`` is called for each reading of the file, from its beginning: what it returns sees exactly the bytes
+        that are sent, so that a digest needs no second reading; the last one has seen the whole file. ``note`` is as for
+        :meth:`download`: a later call with the same, unchanged, ``source`` sends only what has not arrived.
+        """
+        ...
+
+    def copy(self, source: str, key: str, *, version: str | None = None) -> ObjectInfo:
+        """Create or replace ``key`` from another object, inside the store. Raises ObjectMissing; ObjectChanged when
+        ``source`` is not ``version``.
+        """
         ...
 
     def delete(self, keys: Iterable[str]) -> None:

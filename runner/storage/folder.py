@@ -13,9 +13,18 @@ from pathlib import Path
 
 from runner.clock import Clock, SystemClock
 from runner.errors import BadKey, ObjectChanged, ObjectExists, ObjectMissing, StoreError, StoreUnreachable
-from runner.files import is_hidden, is_part, make_directory, part_path, replace_durably, sync_directory
-from runner.storage.api import ObjectInfo, OnBytes, check_key, check_prefix, ignore_bytes
-from runner.storage.local import copy_bytes, current, fingerprint, reading, translating, write_all
+from runner.files import (
+    STORE_LOCK,
+    is_hidden,
+    is_part,
+    locked,
+    make_directory,
+    part_path,
+    replace_durably,
+    sync_directory,
+)
+from runner.storage.api import ObjectInfo, OnBytes, Sink, check_folder, check_key, check_prefix, ignore_bytes
+from runner.storage.local import as_ours, copy_bytes, copy_seen, current, fingerprint, reading, translating, write_all
 
 NAME_LIMIT = 255
 """Bytes of one segment of a key: what common file systems can hold."""
@@ -25,6 +34,7 @@ STALE_PART = 86400.0
 
 _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EROFS)
 _RENAME_NOREPLACE = 1
 _AT_FDCWD = -100
 
@@ -58,6 +68,17 @@ class FolderStore:
     def url(self) -> str:
         return f"file://{self._root}"
 
+    @property
+    def exclusive(self) -> bool:
+        """New names are so on every file system; for replacing it takes locks, which some network mounts have not."""
+        try:
+            with self._locked():
+                return True
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return False
+            raise as_ours(error, self.url) from error
+
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         with translating(self._what(prefix)):
@@ -66,17 +87,42 @@ class FolderStore:
                 # When a disk is taken away in the middle, the rest looks deleted.
                 self._has_root()
 
-    def read(self, key: str) -> bytes:
-        with translating(self._what(key)), self._opened(key) as fd, os.fdopen(fd, "rb", closefd=False) as file:
-            return file.read()
+    def folders(self, prefix: str = "") -> Iterator[str]:
+        check_folder(prefix)
+        with translating(self._what(prefix)):
+            if self._has_root():
+                for entry in _entries(os.path.join(self._root, prefix)):
+                    # One without a single object in it is no folder of a store.
+                    if _is_folder(entry) and next(_walk(self._root, f"{prefix}{_text(entry)}/"), None):
+                        yield entry.name
+                self._has_root()
 
-    def write(self, key: str, data: bytes, *, only_new: bool = False) -> ObjectInfo:
+    def read(self, key: str) -> bytes:
+        return self.look(key)[0]
+
+    def look(self, key: str) -> tuple[bytes, str]:
+        with translating(self._what(key)), self._opened(key) as fd, os.fdopen(fd, "rb", closefd=False) as file:
+            return file.read(), version_of(os.fstat(fd))
+
+    def write(self, key: str, data: bytes, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
         target = self._place(key)
         with self._writing(target, len(data)) as (part, fd):
             write_all(fd, data)
-            return self._publish(key, fd, part, target, publish_new if only_new else replace_durably)
+            if replacing is None:
+                return self._publish(key, fd, part, target, publish_new if only_new else replace_durably)
+            with self._locked():
+                self._check_version(key, replacing)
+                return self._publish(key, fd, part, target, replace_durably)
 
-    def download(self, key: str, target: Path, *, version: str | None = None, on_bytes: OnBytes = ignore_bytes) -> None:
+    def download(
+        self,
+        key: str,
+        target: Path,
+        *,
+        version: str | None = None,
+        on_bytes: OnBytes = ignore_bytes,
+        note: Path | None = None,
+    ) -> None:
         with translating(self._what(key)), self._opened(key) as source:
             before = os.fstat(source)
             if version not in (None, version_of(before)):
@@ -88,12 +134,35 @@ class FolderStore:
             ):
                 raise ObjectChanged(f"{self._what(key)} changed while it was read")
 
-    def upload(self, source: Path, key: str, *, on_bytes: OnBytes = ignore_bytes) -> ObjectInfo:
+    def upload(
+        self,
+        source: Path,
+        key: str,
+        *,
+        on_bytes: OnBytes = ignore_bytes,
+        sink: Callable[[], Sink] | None = None,
+        note: Path | None = None,
+    ) -> ObjectInfo:
         target = self._place(key)
         with reading(source) as file, self._writing(target, file.size) as (part, fd):
-            copy_bytes(file.fd, fd, file.size, on_bytes)
+            if sink is None:
+                copy_bytes(file.fd, fd, file.size, on_bytes)
+            else:
+                copy_seen(file.fd, fd, sink(), on_bytes)
             file.check()
             return self._publish(key, fd, part, target, replace_durably)
+
+    def copy(self, source: str, key: str, *, version: str | None = None) -> ObjectInfo:
+        target = self._place(key)
+        with translating(self._what(source)), self._opened(source) as fd:
+            before = os.fstat(fd)
+            if version not in (None, version_of(before)):
+                raise ObjectChanged(f"{self._what(source)} is not the version that was asked for")
+            with self._writing(target, before.st_size) as (part, part_fd):
+                copy_bytes(fd, part_fd, before.st_size)
+                if fingerprint(os.fstat(fd)) != fingerprint(before):
+                    raise ObjectChanged(f"{self._what(source)} changed while it was copied")
+                return self._publish(key, part_fd, part, target, replace_durably)
 
     def delete(self, keys: Iterable[str]) -> None:
         touched = set[Path]()
@@ -105,6 +174,18 @@ class FolderStore:
         for folder in touched:
             with translating(f"file://{folder}"):
                 self._tidy(folder)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Alone among all processes, of all machines where the file system carries locks, that replace something."""
+        self._has_root()
+        with locked(self._root / STORE_LOCK):
+            yield
+
+    def _check_version(self, key: str, version: str) -> None:
+        with self._opened(key) as fd:
+            if version_of(os.fstat(fd)) != version:
+                raise ObjectChanged(f"{self._what(key)} is not the version that was asked for")
 
     def _what(self, key: str) -> str:
         return f"{self.url}/{key}"

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import AccessDenied, BadKey, CloudrunError, DiskFull, SourceChanged, StoreError, StoreUnreachable
-from runner.storage.api import OnBytes, ignore_bytes
+from runner.storage.api import OnBytes, Sink, ignore_bytes
 from runner.units import format_size
 
 CHUNK = 8 << 20
 """Bytes per step of a copy, and so per call of its progress listener."""
+
+SEEN_AT_ONCE = 1 << 20
 
 DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -143,7 +145,7 @@ def current(path: Path) -> Fingerprint | None:
         return None
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes | memoryview) -> None:
     """Write every byte; the system may take them in pieces."""
     view = memoryview(data)
     while view:
@@ -192,3 +194,12 @@ def copy_bytes(
         if size:
             on_bytes(size)
     return moved
+
+
+def copy_seen(source: int, target: int, sink: Sink, on_bytes: OnBytes = ignore_bytes) -> None:
+    """Copy all that follows, through this process, so that ``sink`` sees what is written."""
+    buffer = memoryview(bytearray(SEEN_AT_ONCE))
+    while count := os.readv(source, [buffer]):
+        sink(buffer[:count])
+        write_all(target, buffer[:count])
+        on_bytes(count)

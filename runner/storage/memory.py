@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runner.clock import Clock, SystemClock
 from runner.errors import CloudrunError, ObjectChanged, ObjectExists, ObjectMissing
-from runner.storage.api import ObjectInfo, OnBytes, check_key, check_prefix, ignore_bytes
+from runner.storage.api import ObjectInfo, OnBytes, Sink, check_folder, check_key, check_prefix, ignore_bytes
 from runner.storage.local import reading, translating, write_all
 
 CHUNK = 1 << 20
@@ -77,7 +77,7 @@ class MemoryStore:
         self._writes = 0
         self._entries: dict[str, _Entry] = {}
         for key, data in (objects or {}).items():
-            self._put(key, data, only_new=False)
+            self._put(key, data)
 
     @property
     def url(self) -> str:
@@ -91,23 +91,43 @@ class MemoryStore:
         yield from islice(found, fault.cut)
         _fail(fault)
 
+    @property
+    def exclusive(self) -> bool:
+        return True
+
+    def folders(self, prefix: str = "") -> Iterator[str]:
+        check_folder(prefix)
+        below = (info.key.removeprefix(prefix) for info in self.list(prefix))
+        yield from sorted({key.partition("/")[0] for key in below if "/" in key})
+
     def read(self, key: str) -> bytes:
+        return self.look(key)[0]
+
+    def look(self, key: str) -> tuple[bytes, str]:
         check_key(key)
         fault = self._begin("read", key)
-        data = self._get(key).data
+        entry = self._get(key)
         _fail(fault)
-        return data
+        return entry.data, entry.info.version
 
-    def write(self, key: str, data: bytes, *, only_new: bool = False) -> ObjectInfo:
+    def write(self, key: str, data: bytes, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
         check_key(key)
         fault = self._begin("write", key)
         if fault.cut is not None:
             _fail(fault)
-        info = self._put(key, bytes(data), only_new=only_new)
+        info = self._put(key, bytes(data), only_new=only_new, replacing=replacing)
         _fail(fault)
         return info
 
-    def download(self, key: str, target: Path, *, version: str | None = None, on_bytes: OnBytes = ignore_bytes) -> None:
+    def download(
+        self,
+        key: str,
+        target: Path,
+        *,
+        version: str | None = None,
+        on_bytes: OnBytes = ignore_bytes,
+        note: Path | None = None,
+    ) -> None:
         check_key(key)
         fault = self._begin("download", key)
         entry = self._get(key)
@@ -119,17 +139,37 @@ class MemoryStore:
         _fail(fault)
         self._check_version(self._get(key), version)
 
-    def upload(self, source: Path, key: str, *, on_bytes: OnBytes = ignore_bytes) -> ObjectInfo:
+    def upload(
+        self,
+        source: Path,
+        key: str,
+        *,
+        on_bytes: OnBytes = ignore_bytes,
+        sink: Callable[[], Sink] | None = None,
+        note: Path | None = None,
+    ) -> ObjectInfo:
         check_key(key)
         fault = self._begin("upload", key)
         with reading(source) as file, open(file.fd, "rb", closefd=False) as stream:
             data = stream.read()
+            if sink is not None:
+                sink()(memoryview(data))
             for chunk in _chunks(data, fault.cut):
                 on_bytes(len(chunk))
             file.check()
         if fault.cut is not None:
             _fail(fault)
-        info = self._put(key, data, only_new=False)
+        info = self._put(key, data)
+        _fail(fault)
+        return info
+
+    def copy(self, source: str, key: str, *, version: str | None = None) -> ObjectInfo:
+        check_key(source)
+        check_key(key)
+        fault = self._begin("copy", source)
+        entry = self._get(source)
+        self._check_version(entry, version)
+        info = self._put(key, entry.data)
         _fail(fault)
         return info
 
@@ -160,8 +200,12 @@ class MemoryStore:
             raise ObjectMissing(f"{self._url}/{key} does not exist")
         return entry
 
-    def _put(self, key: str, data: bytes, *, only_new: bool) -> ObjectInfo:
+    def _put(self, key: str, data: bytes, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
         with self._lock:
+            if replacing is not None and key not in self._entries:
+                raise ObjectMissing(f"{self._url}/{key} does not exist")
+            if replacing not in (None, key in self._entries and self._entries[key].info.version):
+                raise ObjectChanged(f"{self._url}/{key} is not the version that was asked for")
             if only_new and key in self._entries:
                 raise ObjectExists(f"{self._url}/{key} exists")
             self._writes += 1

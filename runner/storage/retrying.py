@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import tenacity
 
 from runner.clock import Clock, SystemClock
 from runner.errors import CloudrunError, ObjectChanged, ObjectExists, SourceChanged
-from runner.storage.api import ObjectInfo, ObjectStore, OnBytes, ignore_bytes
+from runner.storage.api import ObjectInfo, ObjectStore, OnBytes, Sink, ignore_bytes
 
 FIRST_WAIT = 0.5
 """Seconds: the longest wait after the first failure; it doubles with each further one. The wait itself is random."""
@@ -38,73 +39,51 @@ def may_pass(error: BaseException) -> bool:
     return isinstance(error, CloudrunError) and error.retryable
 
 
-def _ignore_retry(_operation: str, _error: CloudrunError, _wait: float) -> None:
+def ignore_retry(_operation: str, _error: CloudrunError, _wait: float) -> None:
     """The listener of callers that do not show retries."""
 
 
-class RetryingStore:
-    """An :class:`ObjectStore` that tries again, for up to ``give_up_after`` seconds from a call's first failure.
+def never() -> float:
+    """The deadline of callers that have none."""
+    return math.inf
 
-    The last error is raised as it came. ``stop`` ends a wait at once, with the last error. A write that is retried
-    may already have landed: with ``only_new``, a name that is taken by exactly our bytes counts as ours.
+
+class Retry:
+    """Tries again what may pass, for up to ``give_up_after`` seconds from a call's first failure.
+
+    The last error is raised as it came. ``stop`` ends a wait at once, with the last error. ``deadline`` says, whenever
+    it is asked, the epoch second after which no try is begun: an interruption notice shortens what is left.
     """
 
     def __init__(
         self,
-        store: ObjectStore,
-        *,
         give_up_after: float,
-        on_retry: OnRetry = _ignore_retry,
+        *,
+        on_retry: OnRetry = ignore_retry,
         stop: threading.Event | None = None,
+        deadline: Callable[[], float] = never,
         clock: Clock | None = None,
         sleep: Callable[[float], None] | None = None,
     ) -> None:
-        self._store = store
         self._give_up_after = give_up_after
         self._on_retry = on_retry
-        self._stop = stop or threading.Event()
+        self._deadline = deadline
         self._clock = clock or SystemClock()
+        self.stop = stop or threading.Event()
         self._sleep = sleep or self._wait
 
     def _wait(self, seconds: float) -> None:
-        self._stop.wait(seconds)
+        self.stop.wait(seconds)
 
-    @property
-    def url(self) -> str:
-        return self._store.url
-
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        # Collected before the first object is handed out: a listing that starts again must not repeat itself.
-        return iter(self._try("list", lambda: list(self._store.list(prefix))))
-
-    def read(self, key: str) -> bytes:
-        return self._try("read", lambda: self._store.read(key))
-
-    def write(self, key: str, data: bytes, *, only_new: bool = False) -> ObjectInfo:
-        if not only_new:
-            return self._try("write", lambda: self._store.write(key, data))
-        return self._try("write", _WriteOnce(self._store, key, data))
-
-    def download(self, key: str, target: Path, *, version: str | None = None, on_bytes: OnBytes = ignore_bytes) -> None:
-        # Without a version any will do, so one that was replaced meanwhile is no news for the caller.
-        worth = may_pass if version is None else worth_retrying
-        self._try("download", lambda: self._store.download(key, target, version=version, on_bytes=on_bytes), worth)
-
-    def upload(self, source: Path, key: str, *, on_bytes: OnBytes = ignore_bytes) -> ObjectInfo:
-        return self._try("upload", lambda: self._store.upload(source, key, on_bytes=on_bytes))
-
-    def delete(self, keys: Iterable[str]) -> None:
-        doomed = tuple(keys)
-        self._try("delete", lambda: self._store.delete(doomed))
-
-    def _try(
+    def __call__(
         self, operation: str, call: Callable[[], _Result], worth: Callable[[BaseException], bool] = worth_retrying
     ) -> _Result:
-        patience = _Patience(self._give_up_after, self._clock)
+        """What ``call`` returns, in the end. ``operation`` names it for the listener."""
+        patience = _Patience(self._give_up_after, self._deadline, self._clock)
         return tenacity.Retrying(
             retry=tenacity.retry_if_exception(worth),
             wait=patience.wait,
-            stop=lambda _state: self._stop.is_set() or patience.is_over(),
+            stop=lambda _state: self.stop.is_set() or patience.is_over(),
             before_sleep=lambda state: self._on_retry(operation, _error_of(state), state.upcoming_sleep),
             sleep=self._sleep,
             reraise=True,
@@ -115,7 +94,7 @@ class RetryingStore:
         last: list[CloudrunError] = []
 
         def attempt() -> _Result:
-            if last and self._stop.is_set():
+            if last and self.stop.is_set():
                 raise last[-1]
             try:
                 return call()
@@ -126,11 +105,113 @@ class RetryingStore:
         return attempt
 
 
+def write_surely(
+    retry: Retry, store: ObjectStore, key: str, data: bytes, write: Callable[[], ObjectInfo]
+) -> ObjectInfo:
+    """A conditional write that knows its own bytes again when an answer was lost: a name that is taken by exactly
+    ``data`` counts as ours, from the second try on.
+    """
+    tries = 0
+
+    def attempt() -> ObjectInfo:
+        nonlocal tries
+        tries += 1
+        try:
+            return write()
+        except (ObjectExists, ObjectChanged):
+            info = _ours(store, key, data) if tries > 1 else None
+            if info is None:
+                raise
+            return info
+
+    return retry("write", attempt)
+
+
+def _ours(store: ObjectStore, key: str, data: bytes) -> ObjectInfo | None:
+    found = [info for info in store.list(key) if info.key == key]
+    if not found or store.look(key) != (data, found[0].version):
+        return None
+    return found[0]
+
+
+class RetryingStore:
+    """An :class:`ObjectStore` that tries whole operations again: for folders, where one is a system call or few."""
+
+    def __init__(self, store: ObjectStore, retry: Retry) -> None:
+        self._store = store
+        self._retry = retry
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    @property
+    def exclusive(self) -> bool:
+        return self._store.exclusive
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        # Collected before the first object is handed out: a listing that starts again must not repeat itself.
+        return iter(self._retry("list", lambda: list(self._store.list(prefix))))
+
+    def folders(self, prefix: str = "") -> Iterator[str]:
+        return iter(self._retry("list", lambda: list(self._store.folders(prefix))))
+
+    def read(self, key: str) -> bytes:
+        return self._retry("read", lambda: self._store.read(key))
+
+    def look(self, key: str) -> tuple[bytes, str]:
+        return self._retry("read", lambda: self._store.look(key))
+
+    def write(self, key: str, data: bytes, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
+        def write() -> ObjectInfo:
+            return self._store.write(key, data, only_new=only_new, replacing=replacing)
+
+        if not only_new and replacing is None:
+            return self._retry("write", write)
+        return write_surely(self._retry, self._store, key, data, write)
+
+    def download(
+        self,
+        key: str,
+        target: Path,
+        *,
+        version: str | None = None,
+        on_bytes: OnBytes = ignore_bytes,
+        note: Path | None = None,
+    ) -> None:
+        # Without a version any will do, so one that was replaced meanwhile is no news for the caller.
+        worth = may_pass if version is None else worth_retrying
+        self._retry(
+            "download",
+            lambda: self._store.download(key, target, version=version, on_bytes=on_bytes, note=note),
+            worth,
+        )
+
+    def upload(
+        self,
+        source: Path,
+        key: str,
+        *,
+        on_bytes: OnBytes = ignore_bytes,
+        sink: Callable[[], Sink] | None = None,
+        note: Path | None = None,
+    ) -> ObjectInfo:
+        return self._retry("upload", lambda: self._store.upload(source, key, on_bytes=on_bytes, sink=sink, note=note))
+
+    def copy(self, source: str, key: str, *, version: str | None = None) -> ObjectInfo:
+        return self._retry("copy", lambda: self._store.copy(source, key, version=version))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        doomed = tuple(keys)
+        self._retry("delete", lambda: self._store.delete(doomed))
+
+
 class _Patience:
     """How long one call may go on failing; counted from its first failure: a long transfer gets a second try."""
 
-    def __init__(self, seconds: float, clock: Clock) -> None:
+    def __init__(self, seconds: float, limit: Callable[[], float], clock: Clock) -> None:
         self._seconds = seconds
+        self._limit = limit
         self._clock = clock
         self._deadline: float | None = None
         self._backoff = tenacity.wait_random_exponential(multiplier=FIRST_WAIT, min=SHORTEST_WAIT, max=LONGEST_WAIT)
@@ -146,33 +227,7 @@ class _Patience:
         now = self._clock.now()
         if self._deadline is None:
             self._deadline = now + self._seconds
-        return self._deadline - now
-
-
-class _WriteOnce:
-    """A conditional write that knows its own bytes again when an answer was lost."""
-
-    def __init__(self, store: ObjectStore, key: str, data: bytes) -> None:
-        self._store = store
-        self._key = key
-        self._data = data
-        self._tries = 0
-
-    def __call__(self) -> ObjectInfo:
-        self._tries += 1
-        try:
-            return self._store.write(self._key, self._data, only_new=True)
-        except ObjectExists:
-            info = self._ours() if self._tries > 1 else None
-            if info is None:
-                raise
-            return info
-
-    def _ours(self) -> ObjectInfo | None:
-        found = [info for info in self._store.list(self._key) if info.key == self._key]
-        if not found or self._store.read(self._key) != self._data:
-            return None
-        return found[0]
+        return min(self._deadline, self._limit()) - now
 
 
 def _error_of(state: tenacity.RetryCallState) -> CloudrunError:

@@ -1,0 +1,27 @@
+"""How to get at a store: what a job spec says about it, and the environment that credentials come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The options of one URL scheme; None where the provider's own chain is to find out. May be sent to a worker
+    process, never to a log: ``environ`` holds credentials.
+
+    addressing   path, virtual or auto
+    sse          ``AES256`` or ``aws:kms``; ``kms_key`` is for the latter
+    concurrency  requests at the same time
+    """
+
+    endpoint: str | None = None
+    region: str | None = None
+    addressing: str | None = None
+    profile: str | None = None
+    sse: str | None = None
+    kms_key: str | None = None
+    requester_pays: bool = False
+    concurrency: int | None = None
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
