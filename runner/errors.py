@@ -95,6 +95,10 @@ class ObjectChanged(StoreError):
     retryable = True
 
 
+class NotOffered(StoreError):
+    """The store does not know this kind of request."""
+
+
 class BadKey(StoreError):
     """A key that cannot be stored or must not be followed (empty, absolute, ``..``, control characters)."""
 

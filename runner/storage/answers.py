@@ -10,6 +10,7 @@ from runner.errors import (
     ClockSkewed,
     CloudrunError,
     CredentialsExpired,
+    NotOffered,
     ObjectChanged,
     ObjectMissing,
     StoreBusy,
@@ -25,7 +26,7 @@ BUSY = frozenset({"SlowDown", "Throttling", "ThrottlingException", "TooManyReque
                   "ServiceUnavailable", "ServerBusy", "BandwidthLimitExceeded", "QosLimited"})  # fmt: skip
 PASSING = frozenset({"InternalError", "RequestTimeout", "OperationAborted", "ConditionalRequestConflict",
                      "IncompleteBody", "BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch",
-                     "XAmzContentChecksumMismatch", "PriorRequestNotComplete", "MethodNotAllowedTemporarily"})  # fmt: skip
+                     "XAmzContentChecksumMismatch", "PriorRequestNotComplete"})  # fmt: skip
 """Codes below 500 that another try can cure: the network mangled the request, or another writer was quicker."""
 
 NO_BUCKET = frozenset({"NoSuchBucket", "NoSuchBucketException"})
@@ -71,6 +72,8 @@ def error_of(asked: Asked, status: int, code: str, message: str = "") -> Cloudru
         )
     if code in BUSY or status in (429, 503):
         return StoreBusy(said, "the store asks for fewer requests: `storage.concurrency` limits them")
+    if code in ("NotImplemented", "NotSupported") or status == 501:
+        return NotOffered(said, "this store does not know such requests")
     if code in PASSING or status >= 500 or status == 408:
         return StoreUnreachable(said, "the store has trouble; try again later")
     return _final(asked, status, code, said)

@@ -66,7 +66,7 @@ class ObjectInfo:
     modified: float
 
 
-Sink = Callable[[memoryview], None]
+Sink = Callable[[memoryview], object]
 """Takes every byte of a file once, in order; the memory is only lent for the call."""
 
 
@@ -130,8 +130,8 @@ class ObjectStore(Protocol):
         note: Path | None = None,
     ) -> None:
         """Copy an object into the file ``target`` (created or truncated; not synced, not renamed: the caller publishes
-        it). Raises ObjectChanged when ``version`` is given and is not, or does not stay, the object's version, or the
-        bytes do not match a digest that the store keeps.
+        it). What lands there is one version of it; ObjectChanged when ``version`` is given and is not that one.
+        CorruptData when the bytes do not match a digest that the store keeps, however often they are asked for.
 
         In the file ``note`` the store may write down how far it is: a later call with the same ``target``, ``version``
         and ``note`` goes on from there, also in another process. It is removed when the download is complete.
@@ -150,8 +150,8 @@ class ObjectStore(Protocol):
         """Create or replace an object from a file. Raises SourceChanged when the file changed meanwhile.
 
         ``sink()`` is called for each reading of the file, from its beginning: what it returns sees exactly the bytes
-        that are sent, so that a digest needs no second reading; the last one has seen the whole file. ``note`` is as for
-        :meth:`download`: a later call with the same, unchanged, ``source`` sends only what has not arrived.
+        that are sent, so that a digest needs no second reading; the last one has seen the whole file. ``note`` is as
+        for :meth:`download`: a later call with the same, unchanged, ``source`` sends only what has not arrived.
         """
         ...
 
@@ -163,4 +163,10 @@ class ObjectStore(Protocol):
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects; keys that do not exist are no error."""
+        ...
+
+    def sweep(self, prefix: str, before: float) -> None:
+        """Forget unfinished writes below ``prefix`` (empty, or ending in ``/``) that were begun before the epoch second
+        ``before``: their writers are dead, and some stores charge for what has arrived.
+        """
         ...

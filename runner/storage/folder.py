@@ -175,6 +175,13 @@ class FolderStore:
             with translating(f"file://{folder}"):
                 self._tidy(folder)
 
+    def sweep(self, prefix: str, before: float) -> None:
+        check_folder(prefix)
+        with translating(self._what(prefix)):
+            if self._has_root():
+                for folder, _, names in os.walk(os.path.join(self._root, prefix)):
+                    _remove_parts([Path(folder, name) for name in names if is_part(name)], before)
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Alone among all processes, of all machines where the file system carries locks, that replace something."""
@@ -278,11 +285,8 @@ class FolderStore:
             return
         self._swept.add(folder)
         with os.scandir(folder) as entries:
-            parts = [entry for entry in entries if is_part(entry.name)]
-        for part in parts:
-            with suppress(FileNotFoundError):
-                if self._clock.now() - part.stat(follow_symlinks=False).st_mtime > STALE_PART:
-                    os.unlink(part)
+            parts = [Path(entry.path) for entry in entries if is_part(entry.name)]
+        _remove_parts(parts, self._clock.now() - STALE_PART)
 
     def _tidy(self, folder: Path) -> None:
         """Remove folders that a delete left empty (a bucket has none) and make the delete durable."""
@@ -301,6 +305,13 @@ class FolderStore:
         except OSError:
             return False
         return True
+
+
+def _remove_parts(parts: list[Path], before: float) -> None:
+    for part in parts:
+        with suppress(FileNotFoundError):
+            if part.lstat().st_mtime < before:
+                part.unlink()
 
 
 def publish_new(part: Path, target: Path, link: Callable[[Path, Path], None] = os.link) -> None:

@@ -181,6 +181,10 @@ class MemoryStore:
                 self._entries.pop(key, None)
             _fail(fault)
 
+    def sweep(self, prefix: str, before: float) -> None:
+        """Nothing is ever unfinished here."""
+        check_folder(prefix)
+
     def _begin(self, operation: str, key: str) -> Fault:
         """Ask the plan, wait, and fail where nothing is to happen first."""
         with self._lock:

@@ -89,6 +89,10 @@ class Retry:
             reraise=True,
         )(self._unless_stopped(call))
 
+    def went_on(self, operation: str, error: CloudrunError) -> None:
+        """Tell of a failure after which the call goes on at once, since much had moved before it."""
+        self._on_retry(operation, error, 0.0)
+
     def _unless_stopped(self, call: Callable[[], _Result]) -> Callable[[], _Result]:
         """``call``, which raises its last error instead of trying again once we are told to stop."""
         last: list[CloudrunError] = []
@@ -204,6 +208,9 @@ class RetryingStore:
     def delete(self, keys: Iterable[str]) -> None:
         doomed = tuple(keys)
         self._retry("delete", lambda: self._store.delete(doomed))
+
+    def sweep(self, prefix: str, before: float) -> None:
+        self._retry("sweep", lambda: self._store.sweep(prefix, before))
 
 
 class _Patience:

@@ -21,7 +21,7 @@ from runner.errors import (
 )
 from runner.storage.api import ObjectInfo
 from runner.storage.memory import Fault, FaultPlan, MemoryStore
-from runner.storage.retrying import RetryingStore
+from runner.storage.retrying import Retry, RetryingStore
 
 DOWN = StoreUnreachable("down")
 
@@ -47,7 +47,7 @@ def failing(times: int, fault: Fault, operation: str = "") -> FaultPlan:
 
 
 def retrying(store: MemoryStore, world: FakeTime, give_up_after: float = 600) -> RetryingStore:
-    return RetryingStore(store, give_up_after=give_up_after, clock=world, sleep=world.sleep)
+    return RetryingStore(store, Retry(give_up_after, clock=world, sleep=world.sleep))
 
 
 @pytest.mark.parametrize("operation", ["read", "write", "only_new", "list", "download", "upload", "delete"])
@@ -111,10 +111,7 @@ def test_each_retry_is_told() -> None:
     world = FakeTime()
     store = RetryingStore(
         MemoryStore(failing(3, Fault(DOWN)), objects={"k": b""}),
-        give_up_after=600,
-        on_retry=lambda operation, error, wait: told.append((operation, error, wait)),
-        clock=world,
-        sleep=world.sleep,
+        Retry(600, on_retry=lambda *one: told.append(one), clock=world, sleep=world.sleep),
     )
     store.read("k")
     assert [wait for _, _, wait in told] == world.slept
@@ -146,9 +143,7 @@ def test_it_never_sleeps_beyond_the_deadline(give_up_after: float, patience_of_a
 
     store = RetryingStore(
         MemoryStore(down, sleep=lambda seconds: setattr(world, "time", world.time + seconds)),
-        give_up_after=give_up_after,
-        clock=world,
-        sleep=world.sleep,
+        Retry(give_up_after, clock=world, sleep=world.sleep),
     )
     with pytest.raises(StoreUnreachable):
         store.read("k")
@@ -218,7 +213,7 @@ def test_a_stop_ends_the_wait_with_the_last_error() -> None:
         if len(calls) == 3:
             stop.set()
 
-    store = RetryingStore(MemoryStore(plan), give_up_after=3600, stop=stop, on_retry=stop_at_the_third)
+    store = RetryingStore(MemoryStore(plan), Retry(3600, stop=stop, on_retry=stop_at_the_third))
     with pytest.raises(StoreUnreachable):
         store.read("k")
     assert calls == [0, 1, 2]
@@ -240,7 +235,33 @@ def test_a_stop_wakes_who_waits() -> None:
         calls.append(nth)
         return Fault(DOWN)
 
-    store = RetryingStore(MemoryStore(plan), give_up_after=3600, stop=stop, clock=world, sleep=told_in_mid_sleep)
+    store = RetryingStore(MemoryStore(plan), Retry(3600, stop=stop, clock=world, sleep=told_in_mid_sleep))
     with pytest.raises(StoreUnreachable):
         store.read("k")
     assert calls == [0]
+
+
+def test_a_deadline_shortens_what_is_left() -> None:
+    world, ends = FakeTime(), [1e9]
+
+    def plan(_operation: str, _key: str, nth: int) -> Fault:
+        if nth == 2:
+            ends[0] = world.time + 5
+        return Fault(DOWN)
+
+    retry = Retry(3600, deadline=lambda: ends[0], clock=world, sleep=world.sleep)
+    with pytest.raises(StoreUnreachable):
+        RetryingStore(MemoryStore(plan), retry).read("k")
+    assert world.time <= ends[0]
+
+
+def test_a_replacement_whose_answer_was_lost_is_known_again() -> None:
+    world = FakeTime()
+    memory = MemoryStore(
+        lambda operation, _key, nth: Fault(DOWN, landed=True) if (operation, nth) == ("write", 1) else None
+    )
+    first = memory.write("k", b"first")
+    info = retrying(memory, world).write("k", b"second", replacing=first.version)
+    assert memory.look("k") == (b"second", info.version)
+    with pytest.raises(ObjectChanged):
+        retrying(memory, world).write("k", b"third", replacing=first.version)

@@ -1,0 +1,246 @@
+"""Down: one object into one file, written in place; large ones by several ranges at once.
+
+Each range keeps what has come when its request dies, and asks for the rest. All requests name the version that the
+first answer told, so that bytes of two versions never meet in one file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from crc32c import crc32c
+
+from runner.errors import CloudrunError, CorruptData, StoreUnreachable
+from runner.storage.api import OnBytes
+from runner.storage.bucket import Bucket, Proof
+from runner.storage.buffers import Buffers
+from runner.storage.local import translating
+from runner.storage.notes import TransferNote
+from runner.storage.retrying import Retry, worth_retrying
+from runner.storage.throttle import Throttle
+
+RANGE = 32 << 20
+"""Bytes of one request. Smaller ones cost more requests, larger ones lose more when they are cut."""
+
+RANGES_AT_ONCE = 4
+
+WORTH_GOING_ON = 256 << 10
+"""Bytes that a request must have brought before it died, for the next one to be no second try but a continuation."""
+
+PROOF_TRIES = 3
+"""How often an object is fetched whose bytes do not match its digest: a network does not flip a bit each time."""
+
+Span = tuple[int, int]
+"""First byte, and the one after the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What every request of a store goes through: the bucket, the retry layer, the throttle, the memory."""
+
+    bucket: Bucket
+    retry: Retry
+    throttle: Throttle
+    buffers: Buffers
+
+    def what(self, key: str) -> str:
+        return f"{self.bucket.url}/{key}"
+
+
+class MismatchError(Exception):
+    """The bytes that came are not those that the store has a digest of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What the first answer told of the object, and what of it is in the file."""
+
+    size: int
+    version: str
+    proof: Proof | None
+    done: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """One object on its way into ``target``; ``key`` is the bucket's. ``note`` as in ``ObjectStore.download``."""
+
+    requests: Requests
+    key: str
+    target: Path
+    on_bytes: OnBytes
+    note: Path | None
+
+    def run(self, version: str | None) -> None:
+        """Bring and prove all of it. Raises ObjectChanged, CorruptData, DiskFull, and the bucket's errors."""
+        for _ in range(PROOF_TRIES - 1):
+            try:
+                return self._bring(version)
+            except MismatchError as error:
+                self.requests.retry.went_on("download", StoreUnreachable(str(error)))
+        try:
+            return self._bring(version)
+        except MismatchError as error:
+            raise CorruptData(f"{error}, each of {PROOF_TRIES} times", "is the object damaged in the store?") from None
+
+    def _bring(self, version: str | None) -> None:
+        resumed = self._resumed(version) if version is not None else None
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if resumed else os.O_TRUNC)
+        with translating(str(self.target)):
+            fd = os.open(self.target, flags, 0o666)
+        try:
+            with translating(str(self.target), room=(self.target.parent, resumed.size if resumed else 0)):
+                self._fill(fd, resumed or self._begin(fd, version))
+        finally:
+            os.close(fd)
+
+    def _begin(self, fd: int, version: str | None) -> Begun:
+        """Ask for everything and take the first range of it: of a small object that is the whole."""
+        begun = self.requests.retry("download", lambda: self._first(fd, version), worth_retrying)
+        if begun.size > RANGE:
+            os.truncate(fd, begun.size)
+            if (note := self._note(begun.version)) is not None:
+                proof = begun.proof and [begun.proof.kind, begun.proof.digest]
+                note.begin({"size": begun.size, "proof": proof})
+                note.add({"from": 0, "to": begun.done[0][1]})
+        return begun
+
+    def _first(self, fd: int, version: str | None) -> Begun:
+        span = _Span(self, fd, version, 0, RANGE)
+        with self.requests.throttle.turn(), self.requests.bucket.get(self.key, version=version) as answer:
+            span.end = min(answer.size, RANGE)
+            begun = Begun(answer.size, answer.version, answer.proof)
+            span.take_what_comes(answer.chunks)
+        return replace(begun, done=((0, span.at),))
+
+    def _fill(self, fd: int, begun: Begun) -> None:
+        """Bring the spans that are missing, several at once, and prove the whole."""
+        missing = iter(list(missing_spans(begun.size, begun.done)))
+        note, failed = self._note(begun.version), threading.Event()
+
+        def work() -> None:
+            try:
+                while not failed.is_set() and (span := next(missing, None)) is not None:
+                    _Span(self, fd, begun.version, *span).bring()
+                    if note is not None:
+                        note.add({"from": span[0], "to": span[1]})
+            except BaseException:
+                failed.set()
+                raise
+
+        if begun.size > RANGE:
+            _all_at_once(work, RANGES_AT_ONCE)
+        else:
+            work()
+        self._prove(fd, begun)
+        if note is not None:
+            note.remove()
+
+    def _prove(self, fd: int, begun: Begun) -> None:
+        if begun.proof is None or digest_of(fd, begun.size, begun.proof) == begun.proof.digest:
+            return
+        if (note := self._note(begun.version)) is not None:
+            note.remove()
+        raise MismatchError(f"{self.requests.what(self.key)}: its bytes do not match its {begun.proof.kind}")
+
+    def _note(self, version: str) -> TransferNote | None:
+        if self.note is None:
+            return None
+        about = {"object": self.requests.what(self.key), "version": version, "target": str(self.target)}
+        return TransferNote(self.note, about)
+
+    def _resumed(self, version: str) -> Begun | None:
+        """How far an earlier process has come with the same version; None where it has not begun."""
+        note = self._note(version)
+        told = note.read() if note is not None else None
+        if told is None or not self.target.exists() or self.target.stat().st_size != told[0]["size"]:
+            return None
+        head, pieces = told
+        proof = Proof(*head["proof"]) if head["proof"] else None
+        return Begun(head["size"], version, proof, tuple((piece["from"], piece["to"]) for piece in pieces))
+
+
+class _Span:
+    """Bytes ``at`` to ``end`` of an object; goes on after the last one that came, whatever happens to its requests."""
+
+    def __init__(self, download: Download, fd: int, version: str | None, at: int, end: int) -> None:
+        self._download = download
+        self._fd = fd
+        self._version = version
+        self.at = at
+        self.end = end
+
+    def bring(self) -> None:
+        retry = self._download.requests.retry
+        while self.at < self.end:
+            retry("download", self._ask, worth_retrying)
+
+    def _ask(self) -> None:
+        requests, key = self._download.requests, self._download.key
+        with (
+            requests.throttle.turn(),
+            requests.bucket.get(key, version=self._version, start=self.at, length=self.end - self.at) as answer,
+        ):
+            self.take_what_comes(answer.chunks)
+
+    def take_what_comes(self, chunks: Iterable[memoryview]) -> None:
+        """Until the end, or until the request dies; that is no failure once it has brought much."""
+        began = self.at
+        try:
+            for chunk in chunks:
+                self._take(chunk[: self.end - self.at])
+                if self.at == self.end:
+                    return
+        except CloudrunError as error:
+            if not worth_retrying(error) or self.at - began < WORTH_GOING_ON:
+                raise
+            self._download.requests.retry.went_on("download", error)
+
+    def _take(self, chunk: memoryview) -> None:
+        write_at(self._fd, chunk, self.at)
+        self.at += len(chunk)
+        self._download.on_bytes(len(chunk))
+
+
+def _all_at_once(work: Callable[[], None], times: int) -> None:
+    with ThreadPoolExecutor(times, thread_name_prefix="range") as pool:
+        workers = [pool.submit(work) for _ in range(times)]
+    for worker in workers:
+        worker.result()
+
+
+def write_at(fd: int, data: memoryview, offset: int) -> None:
+    """Write every byte; the system may take them in pieces."""
+    while data:
+        count = os.pwrite(fd, data, offset)
+        data, offset = data[count:], offset + count
+
+
+def missing_spans(size: int, done: Iterable[Span]) -> Iterator[Span]:
+    """What of ``size`` bytes is in none of ``done``, in pieces of at most a range."""
+    at = 0
+    for first, after in [*sorted(done), (size, size)]:
+        while at < first:
+            end = min(at + RANGE, first)
+            yield at, end
+            at = end
+        at = max(at, after)
+
+
+def digest_of(fd: int, size: int, proof: Proof) -> str:
+    """The digest, of the proof's kind, of the first ``size`` bytes of the file."""
+    md5, crc, at = hashlib.md5(usedforsecurity=False), 0, 0
+    buffer = memoryview(bytearray(min(size, 1 << 20)))
+    while at < size and (count := os.preadv(fd, [buffer], at)):
+        if proof.kind == "md5":
+            md5.update(buffer[:count])
+        else:
+            crc = crc32c(buffer[:count], crc)
+        at += count
+    return md5.hexdigest() if proof.kind == "md5" else f"{crc:08x}"
