@@ -110,6 +110,9 @@ class StoreLayout:
     def status(self) -> str:
         return f"{self.job}/status.json"
 
+    def lease(self) -> str:
+        return f"{self.job}/lease.json"
+
     def run_prefix(self, run: int) -> str:
         return f"{self.job}/{_run_folder(run)}/"
 
@@ -220,6 +223,10 @@ class LocalLayout:
     @property
     def console(self) -> Path:
         return self.state / "console.log"
+
+    @property
+    def lease_note(self) -> Path:
+        return self.state / "lease.json"
 
     @property
     def trained(self) -> Path:

@@ -11,17 +11,14 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from io import RawIOBase
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-import blake3
-import crc32c
-
+from runner.checkpoint.digest import Digest, Digesting, digest
 from runner.checkpoint.layout import StoreLayout, parse_checkpoint_id
 from runner.checkpoint.local import Found, LocalFile, delete, local_files
 from runner.checkpoint.manifest import (
@@ -34,31 +31,34 @@ from runner.checkpoint.manifest import (
     to_bytes,
     to_checkpoint,
 )
+from runner.checkpoint.twins import Twins
+from runner.checkpoint.upload_notes import UploadNotes
 from runner.core.state import Checkpoint
 from runner.errors import (
-    AccessDenied,
     CloudrunError,
     CorruptData,
     DiskFull,
     ExitCode,
+    NotOffered,
     ObjectExists,
     ObjectMissing,
     SourceChanged,
     StoreError,
-    StoreUnreachable,
     UsageError,
 )
 from runner.files import make_directory, part_path, sync_directory
 from runner.storage.api import ObjectInfo, ObjectStore, OnBytes, ignore_bytes
-from runner.storage.local import reading, translating
+from runner.storage.local import translating
 
 WORKERS = 4
 LEFTOVER_AGE_S = 86400.0
 
+TRIES = 2
+"""How often a file is fetched whose bytes are wrong: the damage may have happened on the way."""
+
 Halt = Callable[[], bool]
 """True once the work that asks should end early."""
 
-_CHUNK = 4 * 1024 * 1024
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -89,13 +89,6 @@ class Unreadable:
     id: str
     step: int
     reason: str
-
-
-class Digest(NamedTuple):
-    """blake3 of a whole file as 64 hex digits, and crc32c of each part."""
-
-    blake3: str
-    crc32c: tuple[int, ...]
 
 
 # ---- many files at once
@@ -156,34 +149,6 @@ def _listener(on_bytes: OnBytes, halt: Halt) -> OnBytes:
     return moved
 
 
-def digest(path: Path, part_size: int = PART_SIZE, halt: Halt = lambda: False) -> Digest:
-    """Read a file once, with 4 MiB of memory. Raises SourceChanged when it changes meanwhile.
-
-    Read, not mapped: a file that shrinks under a mapping kills the process that looks at it.
-    """
-    whole = blake3.blake3(max_threads=blake3.blake3.AUTO)
-    with reading(path) as source, translating(str(path)), open(source.fd, "rb", buffering=0, closefd=False) as file:
-        sizes = (min(part_size, source.size - start) for start in range(0, source.size, part_size))
-        buffer = memoryview(bytearray(min(source.size, _CHUNK)))
-        sums = tuple(_part_sum(file, size, buffer, whole, halt) for size in sizes)
-        source.check()
-    return Digest(whole.hexdigest(), sums)
-
-
-def _part_sum(file: RawIOBase, size: int, buffer: memoryview, whole: blake3.blake3, halt: Halt) -> int:
-    """crc32c of the next ``size`` bytes, which also go into ``whole``."""
-    total = 0
-    while size > 0:
-        _unless(halt)
-        count = file.readinto(buffer[:size])
-        if not count:
-            raise SourceChanged("the file became shorter while it was read")
-        whole.update(buffer[:count])
-        total = crc32c.crc32c(buffer[:count], total)
-        size -= count
-    return total
-
-
 # ---- upload
 
 
@@ -195,35 +160,47 @@ def upload(
     found: Found,
     *,
     facts: Facts,
+    earlier: Sequence[Manifest] = (),
+    notes: UploadNotes | None = None,
     workers: int = WORKERS,
     on_bytes: OnBytes = ignore_bytes,
     stop: threading.Event,
 ) -> Manifest:
     """Commit a complete local checkpoint. Files first, side by side; the manifest last.
 
+    Files that are the same in the newest of the run's ``earlier`` checkpoints are copied inside the store.
+    With ``notes``, a call for the same id and files goes on where a process that died has come to.
     Raises SourceChanged, and commits nothing, when the files are not, or do not stay, those of ``found``;
     ObjectExists when this id is committed already (which is left as it is); TransferStopped; the store's errors.
     """
     prefix = layout.checkpoint_prefix(run, checkpoint_id)
-    if any(info.key == layout.manifest(run, checkpoint_id) for info in store.list(prefix)):
+    there = {info.key: info for info in store.list(prefix)}
+    if layout.manifest(run, checkpoint_id) in there:
         raise ObjectExists(f"{checkpoint_id} is stored already")
     with _undone_on_failure(store, [prefix + file.path for file in found.files]):
         before = _snapshot(found)
-        entries = _send(store, prefix, found, workers, on_bytes, stop)
+        sending = _Sending(store, prefix, found, Twins(layout, run, earlier), notes, there, on_bytes)
+        largest_first = sorted(found.files, key=lambda file: file.size, reverse=True)
+        entries = _side_by_side(sending.send, largest_first, workers, stop)
         _check_unchanged(found, before)
-    manifest = _manifest(layout.job, run, checkpoint_id, found, facts, entries)
+    manifest = _manifest(layout.job, run, checkpoint_id, found, facts, _in_order_of(found, entries))
     _commit(store, layout.manifest(run, checkpoint_id), to_bytes(manifest))
     return manifest
 
 
+def _in_order_of(found: Found, entries: list[FileEntry]) -> tuple[FileEntry, ...]:
+    by_path = {entry.path: entry for entry in entries}
+    return tuple(by_path[file.path] for file in found.files)
+
+
 @contextmanager
 def _undone_on_failure(store: ObjectStore, keys: list[str]) -> Iterator[None]:
-    """Remove what was written, best effort; not where the store itself is the trouble: that would only take longer."""
+    """Remove what was written when the checkpoint itself is no good. Where the store is the trouble it would only take
+    longer; and what was merely stopped is gone on with, or swept in the end.
+    """
     try:
         yield
-    except (StoreUnreachable, AccessDenied):
-        raise
-    except BaseException:
+    except (SourceChanged, CorruptData):
         with suppress(CloudrunError):
             store.delete(keys)
         raise
@@ -245,26 +222,49 @@ def _snapshot(found: Found) -> tuple[tuple[LocalFile, int], ...]:
     return files
 
 
-def _send(
-    store: ObjectStore, prefix: str, found: Found, workers: int, on_bytes: OnBytes, stop: threading.Event
-) -> tuple[FileEntry, ...]:
-    """Upload and digest every file, largest first. Both read from the page cache, at the same time."""
-    files = sorted(found.files, key=lambda file: file.size, reverse=True)
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """Brings the files of one checkpoint into the store, each by the cheapest way that is sure."""
 
-    def work(job: tuple[bool, LocalFile], halt: Halt) -> Digest | None:
-        sending, file = job
-        source = _place(found.path, found.is_dir, file.path)
-        if not sending:
-            return digest(source, halt=halt)
-        sent = store.upload(source, prefix + file.path, on_bytes=_listener(on_bytes, halt))
+    store: ObjectStore
+    prefix: str
+    found: Found
+    twins: Twins
+    notes: UploadNotes | None
+    there: Mapping[str, ObjectInfo]
+    on_bytes: OnBytes
+
+    def send(self, file: LocalFile, halt: Halt) -> FileEntry:
+        source, key = _place(self.found.path, self.found.is_dir, file.path), self.prefix + file.path
+        done = self.notes.done(key, source, self.there.get(key)) if self.notes is not None else None
+        if done is not None:
+            return _entry(file, done)
+        return _entry(file, self._copy(file, source, key, halt) or self._upload(file, source, key, halt))
+
+    def _copy(self, file: LocalFile, source: Path, key: str, halt: Halt) -> Digest | None:
+        """Inside the store, from an earlier checkpoint; None where that is not to be had."""
+        twin = self.twins.of(file)
+        if twin is None:
+            return None
+        sums = digest(source, halt=lambda: _unless(halt))
+        if sums.blake3 != twin.blake3:
+            return None
+        try:
+            copied = self.store.copy(twin.key, key)
+        except (ObjectMissing, NotOffered):
+            return None
+        return sums if copied.size == file.size else None
+
+    def _upload(self, file: LocalFile, source: Path, key: str, halt: Halt) -> Digest:
+        reading = Digesting()
+        note = self.notes.under_way(key) if self.notes is not None else None
+        sent = self.store.upload(source, key, on_bytes=_listener(self.on_bytes, halt), sink=reading.begin, note=note)
+        sums = reading.result()
         if sent.size != file.size:
             raise SourceChanged(f"{source} changed while it was uploaded")
-        return None
-
-    jobs = [(sending, file) for file in files for sending in (True, False)]
-    done = _side_by_side(work, jobs, workers, stop)
-    sums = {file.path: result for (_, file), result in zip(jobs, done, strict=True) if result is not None}
-    return tuple(_entry(file, sums[file.path]) for file in found.files)
+        if self.notes is not None:
+            self.notes.note_done(key, source, sent, sums)
+        return sums
 
 
 def _entry(file: LocalFile, sums: Digest) -> FileEntry:
@@ -488,12 +488,13 @@ class _Fetch:
         if self._is_plain(local) and _matches(local, file, halt):
             _link_or_copy(local, place)
             return True
-        self.store.download(self.prefix + file.path, place, on_bytes=_listener(self.on_bytes, halt))
-        problem = _problem(place, file, halt)
-        if problem:
-            raise CorruptData(f"{self.manifest.id}: {problem}")
-        _sync(place)
-        return False
+        for _ in range(TRIES):
+            self.store.download(self.prefix + file.path, place, on_bytes=_listener(self.on_bytes, halt))
+            problem = _problem(place, file, halt)
+            if not problem:
+                _sync(place)
+                return False
+        raise CorruptData(f"{self.manifest.id}: {problem}")
 
     def is_exact(self) -> bool:
         """True when the local entry has the manifest's files and no others."""
@@ -517,7 +518,10 @@ class _Fetch:
 
 def _matches(path: Path, file: FileEntry, halt: Halt) -> bool:
     with suppress(SourceChanged, StoreError):
-        return path.stat().st_size == file.size and digest(path, file.part_size, halt).blake3 == file.blake3
+        return (
+            path.stat().st_size == file.size
+            and digest(path, file.part_size, lambda: _unless(halt)).blake3 == file.blake3
+        )
     return False
 
 
@@ -535,7 +539,7 @@ def _problem(path: Path, file: FileEntry, halt: Halt) -> str:
     size = path.stat().st_size
     if size != file.size:
         return f"{file.path} has {size} bytes, its manifest says {file.size}"
-    found = digest(path, file.part_size, halt)
+    found = digest(path, file.part_size, lambda: _unless(halt))
     for number, (got, due) in enumerate(zip(found.crc32c, file.crc32c, strict=True)):
         if got != due:
             end = min((number + 1) * file.part_size, file.size)
@@ -635,6 +639,7 @@ def sweep(store: ObjectStore, layout: StoreLayout, run: int, now: float) -> None
 
     ``now`` is epoch seconds. Younger ones stay: another machine's upload may be going on.
     """
+    store.sweep(layout.run_prefix(run), now - LEFTOVER_AGE_S)
     for checkpoint, objects in _by_checkpoint(store, layout, run).items():
         old = all(now - info.modified > LEFTOVER_AGE_S for info in objects.values())
         if old and not _is_committed(store, layout, run, checkpoint):

@@ -11,12 +11,14 @@ import textwrap
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runner.checkpoint.digest import digest
 from runner.checkpoint.layout import StoreLayout, checkpoint_id
 from runner.checkpoint.local import Found, Shelf, scan
 from runner.checkpoint.manifest import PART_SIZE, parse_manifest
@@ -24,7 +26,6 @@ from runner.checkpoint.transfer import (
     Facts,
     TransferStopped,
     Unreadable,
-    digest,
     list_stored,
     pull,
     remove,
@@ -35,9 +36,10 @@ from runner.checkpoint.transfer import (
 )
 from runner.core.state import Checkpoint
 from runner.errors import CorruptData, ObjectExists, ObjectMissing, SourceChanged, StoreUnreachable, UsageError
-from runner.storage.api import ObjectInfo, ObjectStore, OnBytes, ignore_bytes
+from runner.storage.api import ObjectInfo, ObjectStore
 from runner.storage.folder import FolderStore
 from runner.storage.memory import Fault, MemoryStore
+from tests.storage.passing import PassingStore
 
 Put = Callable[[str, bytes | dict[str, bytes]], Path]
 
@@ -54,39 +56,34 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     return MemoryStore() if request.param == "memory" else FolderStore(tmp_path / "store")
 
 
-class Counting:
+class Counting(PassingStore):
     """A store that counts what passes, and calls ``on_upload`` before each upload."""
 
     def __init__(self, inner: ObjectStore, on_upload: Callable[[str], None] = lambda key: None) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.on_upload = on_upload
         self.calls = Counter[str]()
 
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         self.calls["list"] += 1
-        return self.inner.list(prefix)
+        return super().list(prefix)
 
     def read(self, key: str) -> bytes:
         self.calls["read"] += 1
-        return self.inner.read(key)
+        return super().read(key)
 
-    def write(self, key: str, data: bytes, *, only_new: bool = False) -> ObjectInfo:
-        return self.inner.write(key, data, only_new=only_new)
+    def copy(self, source: str, key: str, *, version: str | None = None) -> ObjectInfo:
+        self.calls["copy"] += 1
+        return super().copy(source, key, version=version)
 
-    def download(self, key: str, target: Path, *, version: str | None = None, on_bytes: OnBytes = ignore_bytes) -> None:
+    def download(self, key: str, target: Path, **options: Any) -> None:
         self.calls["download"] += 1
-        self.inner.download(key, target, version=version, on_bytes=on_bytes)
+        super().download(key, target, **options)
 
-    def upload(self, source: Path, key: str, *, on_bytes: OnBytes = ignore_bytes) -> ObjectInfo:
+    def upload(self, source: Path, key: str, **options: Any) -> ObjectInfo:
+        self.calls["upload"] += 1
         self.on_upload(key)
-        return self.inner.upload(source, key, on_bytes=on_bytes)
-
-    def delete(self, keys: Iterable[str]) -> None:
-        self.inner.delete(keys)
+        return super().upload(source, key, **options)
 
 
 def keys(store: ObjectStore) -> list[str]:
