@@ -24,14 +24,19 @@ from runner.core.state import Ending
 from runner.dataset.cache import DataCache
 from runner.dataset.source import Source
 from runner.dataset.sync import SyncProgress
-from runner.errors import CloudrunError, NotYetError, UsageError
+from runner.errors import CloudrunError, UsageError
 from runner.files import locked, write_atomically
 from runner.monitors.files import StopRequests
 from runner.spec import Data, JobSpec, usual_cache_dir
+from runner.storage.access import CREDENTIALS, Access
 from runner.storage.api import ObjectStore
-from runner.storage.folder import FolderStore
-from runner.storage.retrying import Retry, RetryingStore
+from runner.storage.opening import Opening
+from runner.storage.retrying import Retry
+from runner.supervisor.fence import FencedStore
 from runner.supervisor.inbox import Inbox
+from runner.supervisor.lease import LeaseKeeper, LeasePlace
+from runner.supervisor.lease_body import PERIOD as LEASE_PERIOD
+from runner.supervisor.lease_body import Waiter
 from runner.supervisor.life import live
 from runner.supervisor.output import Console, Secrets
 from runner.supervisor.session import Session
@@ -39,16 +44,21 @@ from runner.supervisor.trainer import OrphanReaper
 
 AUTO_UPLOAD_EVERY = 300.0
 STORE_PATIENCE = 60.0
+# Share of a lease's period that one question about it, or one write under it, may take.
+QUICK = 0.125
+# A person waits for the answer.
+PATIENCE_OF_A_LOOK = 10.0
 # Commands that ask whether a job runs hold its lock for a moment.
 SECONDS_OF_A_LOOK = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as this machine sees it: its spec, its store, its places."""
+    """A job as this machine sees it: its spec, its store (``opening`` is how to get at it), its places."""
 
     spec: JobSpec
     environ: Mapping[str, str]
+    opening: Opening
     store: ObjectStore
     local: LocalLayout
 
@@ -60,15 +70,29 @@ class Job:
 def open_job(spec: JobSpec, environ: Mapping[str, str]) -> Job:
     url = spec.store_url(environ)
     local = LocalLayout(state_dir(environ), spec.cache_dir(environ), spec.name, url)
-    return Job(spec, environ, open_store(url), local)
+    opening = Opening(url, access_of(spec, url, environ))
+    return Job(spec, environ, opening, opening(Retry(PATIENCE_OF_A_LOOK)), local)
 
 
-def open_store(url: str) -> ObjectStore:
-    """The store behind a URL. Raises NotYetError for a kind that this version has not."""
-    scheme, _, rest = url.partition("://")
-    if scheme != "file":
-        raise NotYetError(f"{scheme}:// is not in this version yet", "use a folder: file:///path")
-    return FolderStore(Path(rest))
+def access_of(spec: JobSpec, url: str, environ: Mapping[str, str]) -> Access:
+    """What the spec says about stores of the URL's scheme."""
+    options = spec.storage.for_scheme(url.partition("://")[0])
+    return Access(
+        endpoint=options.endpoint,
+        region=options.region,
+        addressing=options.addressing,
+        profile=options.profile,
+        sse=options.sse,
+        kms_key=options.kms_key,
+        requester_pays=options.requester_pays,
+        concurrency=options.concurrency,
+        environ=environ,
+    )
+
+
+def open_recorded(url: str, told: Mapping[str, Any], environ: Mapping[str, str]) -> ObjectStore:
+    """The store of a job that this machine has a record of: see :func:`describe`."""
+    return Opening(url, Access(**told, environ=environ))(Retry(PATIENCE_OF_A_LOOK))
 
 
 def open_cache(spec: JobSpec, environ: Mapping[str, str]) -> DataCache:
@@ -89,16 +113,13 @@ def share_of_disk(folder: Path, share: float) -> int:
     return int(disk.f_blocks * disk.f_frsize * share)
 
 
-def open_source(data: Data) -> Source:
+def open_source(spec: JobSpec, data: Data, environ: Mapping[str, str], retry: Retry) -> Source:
     """A dataset's source. A folder is a prefix, a file is one object."""
-    scheme, _, rest = data.source.partition("://")
-    if scheme != "file":
-        raise NotYetError(f"{scheme}:// is not in this version yet", "use a folder: file:///path")
-    path = Path(rest)
-    root, prefix = (path, "") if path.is_dir() else (path.parent, path.name)
+    root, prefix = root_and_prefix(data.source)
+    opening = Opening(root, access_of(spec, root, environ))
     return Source(
         url=data.source,
-        store=FolderStore(root),
+        store=opening(retry),
         prefix=prefix,
         include=data.include,
         exclude=data.exclude,
@@ -107,12 +128,22 @@ def open_source(data: Data) -> Source:
     )
 
 
+def root_and_prefix(url: str) -> tuple[str, str]:
+    """Where a source's store begins, and what of it is meant: a bucket and a prefix, or a folder, or a file in one."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "file":
+        path = Path(rest)
+        return (url, "") if path.is_dir() else (f"file://{path.parent}", path.name)
+    bucket, _, prefix = rest.partition("/")
+    return f"{scheme}://{bucket}", prefix
+
+
 def make_policy(spec: JobSpec) -> Policy:
     keep, restart = spec.checkpoints.keep, spec.restart
     every = spec.checkpoints.every
     return Policy(
         upload_every=AUTO_UPLOAD_EVERY if isinstance(every, str) else every,
-        give_up_storing=spec.storage.for_scheme("file").give_up,
+        give_up_storing=spec.storage.for_scheme((spec.store or "file").partition("://")[0]).give_up,
         grace=spec.stop.grace,
         max_without_progress=restart.max_without_progress,
         backoff_first=restart.backoff.first,
@@ -147,32 +178,49 @@ def run_job(
     inbox: Inbox,
     *,
     fresh: bool,
+    standby: bool = False,
     terminal: Console | None,
     progress: Callable[[SyncProgress], None],
     tell: Callable[[Entry], None],
+    lease_period: float = LEASE_PERIOD,
 ) -> Ending:
-    """Run a job on this machine until it is done or this machine is. Raises UsageError when it runs here already."""
+    """Run a job on this machine until it is done or this machine is. Raises UsageError when it runs here already.
+
+    With ``standby``, only after another machine has begun it. ``lease_period`` is in seconds.
+    """
     clock = SystemClock()
     leaving = threading.Event()
 
     def struggled(operation: str, error: CloudrunError, wait: float) -> None:
         inbox.post(StoreStruggled(operation, str(error), wait))
 
+    retry = Retry(STORE_PATIENCE, on_retry=struggled, stop=leaving)
+    me = Waiter(secrets.token_hex(3), socket.gethostname())
+    quick = job.opening(Retry(lease_period * QUICK, stop=leaving))
+    lease = LeaseKeeper(
+        LeasePlace(quick, job.keys.lease(), me, lease_period),
+        job.local.lease_note,
+        post=inbox.post,
+        clock=clock,
+        first=retry,
+        may_begin=not standby,
+    )
     session = Session(
-        id=secrets.token_hex(3),
+        id=me.id,
         spec=job.spec,
-        store=RetryingStore(job.store, Retry(STORE_PATIENCE, on_retry=struggled, stop=leaving)),
+        store=FencedStore(job.opening(retry), quick, lease, retry),
+        lease=lease,
         keys=job.keys,
         local=job.local,
         cache=open_cache(job.spec, job.environ),
-        sources=tuple((data.target, open_source(data)) for data in job.spec.data),
+        sources=tuple((data.target, open_source(job.spec, data, job.environ, retry)) for data in job.spec.data),
         environ=job.environ,
-        host=socket.gethostname(),
+        host=me.host,
         fresh=fresh,
         post=inbox.post,
         terminal=terminal,
         progress=progress,
-        secrets=Secrets(job.spec.secret_values(job.environ)),
+        secrets=Secrets((*job.spec.secret_values(job.environ), *credentials_in(job.environ))),
         clock=clock,
         leaving=leaving,
     )
@@ -185,12 +233,18 @@ def started(session: Session, monitors: tuple[StopRequests, Orphans]) -> Started
     price = session.spec.price
     return Started(
         host=session.host,
+        session=session.id,
         version=__version__,
         per_hour=price.per_hour,
         on_demand_per_hour=price.on_demand_per_hour,
         currency=price.currency,
         monitors=tuple(monitor.name for monitor in monitors),
     )
+
+
+def credentials_in(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """What opens the store, as far as the environment holds it: masked like a secret wherever we write."""
+    return tuple(value for name in CREDENTIALS if (value := environ.get(name)))
 
 
 @contextmanager
@@ -233,6 +287,7 @@ def describe(job: Job, session: Session) -> dict[str, Any]:
         "store": job.local.store_url,
         "cache": str(job.local.cache_dir),
         "keep": asdict(make_policy(job.spec).keep),
+        "access": {name: value for name, value in asdict(job.opening.access).items() if name != "environ"},
     }
 
 

@@ -11,6 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.servers.fixtures import fresh_bucket, ministack, moto, rclone, seaweedfs
+from tests.servers.obs import obs
+
+__all__ = ["fresh_bucket", "ministack", "moto", "obs", "rclone", "seaweedfs"]
+
 # A change is judged by the same examples each time; new ones are looked for on developers' machines.
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):

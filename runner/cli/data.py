@@ -13,10 +13,12 @@ import click
 from runner.cli.main import HELP
 from runner.cli.progress import SyncReport
 from runner.dataset.cache import CacheEntry, DataCache
+from runner.dataset.sync import Dataset
 from runner.errors import ExitCode, UsageError
 from runner.spec import JobSpec, SpecInvalid, load_spec, not_yet
+from runner.storage.retrying import Retry
 from runner.units import format_size
-from runner.wiring import open_cache, open_cache_of_user, open_source
+from runner.wiring import STORE_PATIENCE, open_cache, open_cache_of_user, open_source
 
 
 @click.command(context_settings=HELP, epilog="Example: cloudrun sync job.yaml")
@@ -48,20 +50,28 @@ def sync_all(spec: JobSpec, stop: threading.Event) -> list[dict[str, object]]:
     cache = open_cache(spec, os.environ)
     rows = []
     with SyncReport(lambda text: click.echo(text, err=True)) as report:
+        retry = Retry(STORE_PATIENCE, on_retry=report.retrying, stop=stop)
         for data in spec.data:
-            dataset = cache.sync(open_source(data), report=report, stop=stop)
-            rows.append(
-                {
-                    "source": data.source,
-                    "path": str(dataset.path),
-                    "files": dataset.files,
-                    "bytes": dataset.bytes,
-                    "fetched_files": dataset.fetched_files,
-                    "fetched_bytes": dataset.fetched_bytes,
-                    "seconds": dataset.seconds,
-                }
-            )
+            dataset = cache.sync(open_source(spec, data, os.environ, retry), report=report, stop=stop)
+            rows.append(dataset_row(data.source, dataset))
     return rows
+
+
+def dataset_row(source: str, dataset: Dataset) -> dict[str, object]:
+    """``left_out`` names the first few of the objects that cannot be files here."""
+    return {
+        "source": source,
+        "path": str(dataset.path),
+        "files": dataset.files,
+        "bytes": dataset.bytes,
+        "fetched_files": dataset.fetched_files,
+        "fetched_bytes": dataset.fetched_bytes,
+        "seconds": dataset.seconds,
+        "left_out": {
+            "count": dataset.left_out.count,
+            "first": [{"key": odd.key, "reason": odd.reason} for odd in dataset.left_out.named],
+        },
+    }
 
 
 @click.group(context_settings=HELP, epilog="Example: cloudrun cache ls")

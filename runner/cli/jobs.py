@@ -21,7 +21,7 @@ from runner.spec import SpecInvalid, load_spec
 from runner.storage.api import ObjectStore
 from runner.supervisor.history import journal_lines, local_segments
 from runner.supervisor.recovery import runs_here
-from runner.wiring import make_policy, open_job, open_store
+from runner.wiring import make_policy, open_job, open_recorded
 
 T = TypeVar("T")
 
@@ -76,8 +76,9 @@ def say_once(text: str) -> None:
 
 
 def runs_of(keys: StoreLayout, store: ObjectStore) -> Iterator[int]:
-    """The run of every key of a job in its store."""
-    yield from (run for info in store.list(keys.prefix()) if (run := keys.run_of(info.key)) is not None)
+    """The runs of a job in its store."""
+    found = (keys.run_of(f"{keys.prefix()}{folder}/") for folder in store.folders(keys.prefix()))
+    yield from (run for run in found if run is not None)
 
 
 def find_job(text: str, environ: Mapping[str, str]) -> KnownJob:
@@ -119,10 +120,10 @@ def known_here(environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         except (OSError, ValueError):
             continue  # half a record of a job is no job; its spec still finds it
         names = isinstance(told, dict) and all(isinstance(told.get(key), str) for key in ("job", "store", "cache"))
-        if names and isinstance(told.get("keep"), dict):
+        if names and all(isinstance(told.get(key), dict) for key in ("keep", "access")):
             yield told
 
 
 def from_record(told: Mapping[str, Any], environ: Mapping[str, str]) -> KnownJob:
     local = LocalLayout(state_dir(environ), Path(told["cache"]), told["job"], told["store"])
-    return KnownJob(told["job"], open_store(told["store"]), local, Keep(**told["keep"]))
+    return KnownJob(told["job"], open_recorded(told["store"], told["access"], environ), local, Keep(**told["keep"]))

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def validate(spec_path: Path, overrides: Sequence[str], *, online: bool, as_json
     """
     try:
         spec = load_spec(spec_path, overrides=overrides, environ=os.environ)
-        errors = (*unmet_needs(spec, os.environ), *(unmet_store_needs(spec, os.environ) if online else ()))
+        errors = (*unmet_needs(spec, os.environ), *(_unmet_online(spec) if online else ()))
         warnings: tuple[Problem, ...] = not_yet(spec)
     except SpecInvalid as invalid:
         spec, errors, warnings = None, invalid.problems, ()
@@ -71,6 +71,13 @@ def validate(spec_path: Path, overrides: Sequence[str], *, online: bool, as_json
     else:
         _print_verdict(spec_path, spec, errors, warnings)
     raise click.exceptions.Exit(ExitCode.BAD_SPEC if errors else ExitCode.SUCCEEDED)
+
+
+def _unmet_online(spec: JobSpec) -> Iterator[Problem]:
+    from runner.cli.online import unmet_in_cloud  # noqa: PLC0415 - brings the clients of all stores along
+
+    yield from unmet_store_needs(spec, os.environ)
+    yield from unmet_in_cloud(spec, os.environ)
 
 
 def _print_json(value: object) -> None:

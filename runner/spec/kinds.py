@@ -218,6 +218,15 @@ def read_webhook(raw: object) -> str:
     return match[0]
 
 
+def read_endpoint(raw: object) -> str:
+    url = read_webhook(raw).rstrip("/")
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise Wrong("must not hold credentials", "give them in the environment, or in a profile", echo=False)
+    if any(sign in url for sign in "?#") or not url.isprintable():
+        raise Wrong("must be a plain address, without a query", "such as https://s3.example.com")
+    return url
+
+
 def read_exit_code(raw: object) -> int:
     text = str(raw)
     if not text.isascii() or not text.isdecimal() or len(text) > 3 or int(text) > 255 or text != str(int(text)):
@@ -361,6 +370,7 @@ ProgressPattern = Annotated[str, *_written(read_progress_pattern, type="string")
 Signal = Annotated[str, *_written(read_signal, **_SIGNAL)]
 Listen = Annotated[str, *_written(read_listen, type=["string", "integer"], examples=["127.0.0.1:9090", 9090])]
 Webhook = Annotated[str, *_written(read_webhook, type="string", pattern=r"^https?://|\$\{")]
+Endpoint = Annotated[str, *_written(read_endpoint, type="string", pattern=r"^https?://|\$\{")]
 ExitStatus = Annotated[int, *_written(read_exit_code, type="integer", minimum=0, maximum=255)]
 Processes = Annotated[int | str, *_written(read_processes, **_or_word("auto", {"type": "integer", "minimum": 1}))]
 KeptLast = Annotated[int, *_written(read_kept_last, type="integer", minimum=1)]

@@ -18,6 +18,7 @@ from runner.spec.kinds import (
     Cadence,
     Currency,
     Duration,
+    Endpoint,
     EnvValue,
     ExitStatus,
     Folders,
@@ -88,7 +89,7 @@ class Section(BaseModel):
 class StorageOptions(Section):
     """How to talk to a store."""
 
-    endpoint: Text | None = _key(None, "URL of the service, where it is not the provider's own.")
+    endpoint: Endpoint | None = _key(None, "URL of the service, where it is not the provider's own.")
     region: Text | None = _key(None, "Region of the bucket.", examples=("eu-west-1",))
     addressing: Literal["auto", "path", "virtual"] | None = _key(None, "How the bucket stands in the URL.")
     profile: Text | None = _key(None, "Profile in the provider's own configuration files.")

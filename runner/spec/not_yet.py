@@ -14,10 +14,6 @@ from runner.spec.problems import Problem, in_order
 Test = Callable[[object], bool]
 
 
-def _in_the_cloud(value: object) -> bool:
-    return isinstance(value, str) and not value.startswith("file://")
-
-
 def _several(value: object) -> bool:
     return isinstance(value, tuple) or (isinstance(value, str) and any(sign in value for sign in "*?["))
 
@@ -39,19 +35,6 @@ class Later(NamedTuple):
 
 
 LATER = (
-    Later("store", "a store in the cloud", "use a folder that survives this machine: file:///folder", _in_the_cloud),
-    Later("storage.endpoint"),
-    Later("storage.region"),
-    Later("storage.addressing"),
-    Later("storage.profile"),
-    Later("storage.sse"),
-    Later("storage.kms_key"),
-    Later("storage.requester_pays"),
-    Later("storage.concurrency"),
-    Later("storage.s3"),
-    Later("storage.obs"),
-    Later("storage.file"),
-    Later("data.*.source", "a source in the cloud", "bring the data to a folder first: file:///folder", _in_the_cloud),
     Later("data.*.mode", "{value}", "write mode: copy"),
     Later("checkpoints.dir", "more than one folder", "give one folder, without wildcards", _several),
     Later("checkpoints.format", "{value}", "write any: files that are still are taken as complete", _foreign_format),

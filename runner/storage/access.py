@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+CREDENTIALS = (
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "OBS_SECRET_ACCESS_KEY",
+    "OBS_SECURITY_TOKEN",
+)
+"""Variables whose values nobody must ever read in a log."""
+
 
 @dataclass(frozen=True, slots=True)
 class Access:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from runner.errors import (
     AccessDenied,
+    BadKey,
     ClockSkewed,
     CloudrunError,
     CredentialsExpired,
@@ -91,6 +92,8 @@ def _final(asked: Asked, status: int, code: str, said: str) -> CloudrunError:
         return AccessDenied(
             said, f"the store does not accept these credentials for {asked.bucket}: check key and secret"
         )
+    if code == "KeyTooLongError":
+        return BadKey(f"{asked.what[:200]}...: the store cannot hold so long a key")
     if code in COLD:
         return StoreError(f"{asked.what} lies in an archive storage class", "restore the object first, or leave it out")
     if status == 403:

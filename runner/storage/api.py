@@ -116,7 +116,7 @@ class ObjectStore(Protocol):
 
     def write(self, key: str, data: bytes, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
         """Create or replace a small object. With ``only_new``, ObjectExists if the key is taken; with ``replacing``,
-        ObjectChanged unless that is the version which is there (ObjectMissing when none is). See :attr:`exclusive`.
+        ObjectChanged (or ObjectMissing) unless that is the version which is there. See :attr:`exclusive`.
         """
         ...
 

@@ -45,7 +45,7 @@ class Answer:
     size      of the whole object, also when only a range comes
     version   the object's version
     chunks    the bytes that were asked for, as they come; ends early only by raising
-    proof     where the store keeps a digest of the whole object
+    proof     what seems to be the store's digest of the whole object: see :meth:`Bucket.proof`
     """
 
     size: int
@@ -94,6 +94,12 @@ class Bucket(Protocol):
     ) -> AbstractContextManager[Answer]:
         """The bytes of an object from ``start`` on, ``length`` of them or all. With ``version``, ObjectChanged unless
         the object is that version: decided by the store, within the request. ``key`` may be odd (``a//b``, ``../x``).
+        """
+        ...
+
+    def proof(self, key: str, version: str) -> Proof | None:
+        """The digest that the store keeps of this version, known for sure; None where it keeps none. An answer's may be
+        a mistake (an ETag that looks like an MD5 and is none): ask before bytes that do not match are called damaged.
         """
         ...
 

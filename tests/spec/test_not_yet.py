@@ -13,10 +13,6 @@ from runner.spec.not_yet import LATER
 OK = "name: a\ncommand: b\n"
 
 TABLE = [
-    ("store: s3://bucket/x", "3:8: store: a store in the cloud"),
-    ("storage: {region: x}", "3:19: storage.region: this key"),
-    ("storage: {s3: {region: x}}", "3:15: storage.s3: this key"),
-    ("data: [{source: 'obs://bucket/x'}]", "3:17: data.0.source: a source in the cloud"),
     ("data:\n  - source: file:///x\n    mode: stream", "5:11: data.0.mode: stream"),
     ("checkpoints: {dir: [a, b]}", "3:20: checkpoints.dir: more than one folder"),
     ('checkpoints: {dir: "runs/*"}', "3:20: checkpoints.dir: more than one folder"),

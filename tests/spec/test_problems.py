@@ -116,6 +116,15 @@ TABLE = [
     ("store: gs://bucket", "3:8: store: must begin with s3://, obs:// or file://, not 'gs://bucket'"),
     ("store: s3:///x", "3:8: store: must name a bucket, 3 to 63 characters, after ://, not 's3:///x'"),
     ("store: s3://key:password@bucket", "3:8: store: must not hold credentials"),
+    (
+        "storage: {endpoint: minio.local}",
+        "3:21: storage.endpoint: must be a URL that begins with https:// or http://, not 'minio.local'",
+    ),
+    ("storage: {s3: {endpoint: 'https://a:b@c'}}", "3:26: storage.s3.endpoint: must not hold credentials"),
+    (
+        "storage: {endpoint: 'http://a/?b'}",
+        "3:21: storage.endpoint: must be a plain address, without a query, not 'http://a/?b'",
+    ),
     ("data: [{source: file:///x, target: ../y}]", "3:36: data.0.target: must stay inside the data folder, not '../y'"),
     ("data: [{source: file:///x, target: /y}]", "3:36: data.0.target: must stay inside the data folder, not '/y'"),
     ("data: [{source: file:///x}, {source: file:///y}]", "3:29: data.1.target: lies in the same folder as data.0"),

@@ -22,10 +22,13 @@ Hook = Callable[[str, str], None]
 
 @dataclass
 class MemoryBucket:
-    """A :class:`Bucket`. ``conditions`` False: like stores that answer 200 to every condition, and overwrite."""
+    """A :class:`Bucket`. ``conditions`` False: like stores that answer 200 to every condition, and overwrite.
+    ``proves`` False: like those whose ETags look like MD5s and are none.
+    """
 
     hook: Hook = lambda _request, _key: None
     conditions: bool = True
+    proves: bool = True
     objects: dict[str, tuple[bytes, str]] = field(default_factory=dict)
     uploads: dict[str, tuple[str, dict[int, bytes]]] = field(default_factory=dict)
     url: str = "memory://bucket"
@@ -60,6 +63,10 @@ class MemoryBucket:
         proof = Proof("md5", hashlib.md5(data).hexdigest()) if whole else None
         end = len(data) if length is None else min(len(data), start + length)
         yield Answer(len(data), there, self._chunks(key, data[start:end]), proof)
+
+    def proof(self, key: str, version: str) -> Proof | None:
+        self.hook("proof", key)
+        return Proof("md5", hashlib.md5(self._object(key, version)[0]).hexdigest()) if self.proves else None
 
     def _chunks(self, key: str, data: bytes) -> Iterator[memoryview]:
         for at in range(0, len(data), CHUNK):

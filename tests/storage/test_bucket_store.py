@@ -165,6 +165,17 @@ def test_bytes_that_do_not_match_the_digest_are_fetched_again_and_then_refused(t
             store_of(bucket, Told(0)).read("k")
 
 
+def test_a_proof_that_is_none_refuses_nothing(tmp_path: Path) -> None:
+    class Encrypted(MemoryBucket):
+        def _chunks(self, key: str, data: bytes) -> Iterator[memoryview]:
+            yield from (memoryview(bytes(255 - byte for byte in chunk)) for chunk in super()._chunks(key, data))
+
+    store = store_of(bucket := Encrypted(proves=False))
+    bucket.put("job/k", b"plain")
+    store.download("k", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == store.read("k") == bytes(255 - byte for byte in b"plain")
+
+
 def source_of(tmp_path: Path, size: int) -> tuple[Path, bytes]:
     source = tmp_path / "source"
     data = os.urandom(size)

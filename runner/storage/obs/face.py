@@ -1,0 +1,96 @@
+"""Whether OBS's other face, S3's protocol, may carry the bytes: it is faster, and no account of ours has proved it.
+
+So it is proved each time, by reading: what the SDK tells of a bucket, the face must tell as well.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import islice
+
+from runner.errors import CloudrunError
+from runner.storage.access import Access
+from runner.storage.api import ObjectInfo
+from runner.storage.bucket import Bucket, Page
+from runner.storage.obs.bucket import ObsBucket
+from runner.storage.obs.credentials import Credentials, Keys
+from runner.storage.obs.endpoint import endpoint_of
+from runner.storage.obs.replies import version_of
+from runner.storage.s3.bucket import S3Bucket
+
+PAGES = 2
+"""Pages compared: where a listing repeats itself, it does so on the second."""
+
+SAMPLE = 64
+"""Bytes compared."""
+
+
+class FacedBucket(S3Bucket):
+    """An OBS bucket through S3's protocol."""
+
+    def __init__(self, name: str, access: Access) -> None:
+        super().__init__(name, access)
+        self._obs_url = f"obs://{name}"
+
+    @property
+    def url(self) -> str:
+        return self._obs_url
+
+
+def s3_face(name: str, access: Access, prefix: str = "") -> Bucket | str:
+    """The bucket through S3's protocol where that tells the same as the SDK below ``prefix``; else why not."""
+    try:
+        keys = Credentials(access.environ).keys()
+        if keys.expires < math.inf:
+            return "the machine's temporary keys are renewed by the SDK only"
+        face = FacedBucket(name, translated(name, access, keys))
+        return _difference(ObsBucket(name, access), face, prefix) or face
+    except CloudrunError as error:
+        return error.message
+
+
+def translated(name: str, access: Access, keys: Keys) -> Access:
+    """``access`` in the words of S3."""
+    endpoint = endpoint_of(name, access)
+    environ = {word: value for word, value in access.environ.items() if not word.startswith("AWS_")}
+    environ |= {"AWS_ACCESS_KEY_ID": keys.access, "AWS_SECRET_ACCESS_KEY": keys.secret}
+    environ |= {"AWS_SESSION_TOKEN": keys.token} if keys.token else {}
+    return replace(
+        access,
+        endpoint=endpoint.url,
+        region=endpoint.region or "us-east-1",
+        addressing="virtual" if endpoint.virtual else "path",
+        profile=None,
+        environ=environ | {"AWS_EC2_METADATA_DISABLED": "true"},
+    )
+
+
+def _difference(sdk: Bucket, face: Bucket, prefix: str) -> str | None:
+    """What the two tell differently; None when nothing."""
+    known, told = _listed(sdk, prefix), _listed(face, prefix)
+    if known != told:
+        return "the two protocols list different objects"
+    full = next((info for info in known if info.size), None)
+    if full is None or _beginning(sdk, full) == _beginning(face, full):
+        return None
+    return f"the two protocols read {full.key} differently"
+
+
+def _listed(bucket: Bucket, prefix: str) -> list[ObjectInfo]:
+    """The first objects, without times: only listings tell fractions of seconds."""
+    found: list[ObjectInfo] = []
+    page: Page | None = None
+    for _ in range(PAGES):
+        page = bucket.page(prefix, page.next if page else None)
+        found += [replace(info, version=version_of(info.version), modified=0.0) for info in page.objects]
+        if page.next is None:
+            break
+    return found
+
+
+def _beginning(bucket: Bucket, info: ObjectInfo) -> tuple[int, str, bytes]:
+    length = min(SAMPLE, info.size)
+    with bucket.get(info.key, start=0, length=length) as answer:
+        data = b"".join(bytes(chunk) for chunk in islice(answer.chunks, length))
+        return answer.size, version_of(answer.version), data

@@ -1,0 +1,141 @@
+"""Exceptions of botocore and obstore in, our errors out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html import unescape
+from xml.etree.ElementTree import Element, ParseError, fromstring
+
+import urllib3.exceptions
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, ParamValidationError, ProfileNotFound
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+
+from runner.errors import AccessDenied, CloudrunError, CredentialsExpired, StoreError, StoreUnreachable
+from runner.storage.answers import Asked, error_of
+
+# After its own words object_store hands on the answer, then Rust's view of the whole.
+_STATUS = re.compile(r"Server returned (?:non-2xx|error) status(?: code)?: (\d{3})")
+_REST = "\n\nDebug source:"
+_CODE = re.compile(r"<Code>([^<]*)</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
+
+_STATUS_OF: tuple[tuple[type[Exception], int], ...] = (
+    (FileNotFoundError, 404),
+    (PermissionDeniedError, 403),
+    (UnauthenticatedError, 401),
+    (PreconditionError, 412),
+    (AlreadyExistsError, 412),
+)
+
+_CAUSES = re.compile(r'(?:message|error): "([^"]+)"')
+_KIND = re.compile(r"(InvalidCertificate)|kind: (Timeout|Interrupted|Decode)")
+
+
+@contextmanager
+def ours(asked: Asked, endpoint: str, on_expiry: Callable[[], None]) -> Iterator[None]:
+    """Let only our own errors out of the block. ``on_expiry`` is for credentials that the store calls expired."""
+    try:
+        yield
+    except ProfileNotFound as error:
+        raise AccessDenied(str(error), "`aws configure list-profiles` shows those that there are") from None
+    except CredentialsExpired:
+        on_expiry()
+        raise
+    except (ClientError, BotoCoreError, BaseError, FileNotFoundError) as error:
+        if _is_fault_of_ours(error):
+            raise
+        told = error_from(asked, endpoint, error)
+        if isinstance(told, CredentialsExpired):
+            on_expiry()
+        raise told from error
+
+
+def error_from(asked: Asked, endpoint: str, error: Exception) -> CloudrunError:
+    """Our error for one of theirs."""
+    if isinstance(error, ClientError):
+        return _from_client(asked, error)
+    if isinstance(error, ParamValidationError):
+        return StoreError(f"{asked.what}: {error}")
+    if isinstance(error, BotoCoreError):
+        # The innermost words say why; those around them only repeat the URL.
+        return unreachable(asked, endpoint, str(_inner(error) or error).rpartition(": ")[2])
+    return _from_obstore(asked, endpoint, error)
+
+
+def error_in(asked: Asked, status: int, body: bytes) -> CloudrunError:
+    """Our error for an answer that holds S3's XML, or nothing, or some proxy's page."""
+    return _from_text(asked, status, body.decode(errors="replace"))
+
+
+def document(asked: Asked, body: bytes) -> Element:
+    """The XML of an answer. StoreUnreachable when it is cut off."""
+    try:
+        return fromstring(body)  # noqa: S314  # expat limits by itself what entities can grow to
+    except ParseError as error:
+        raise StoreUnreachable(f"{asked.what}: the answer is cut off or mangled: {error}") from error
+
+
+def lacks_operation(status: int, body: bytes) -> bool:
+    """Whether a store says that it does not know such a request at all."""
+    if status in (405, 501):
+        return True
+    code = _CODE.search(body.decode(errors="replace"))
+    return code is not None and code[1] in ("NotImplemented", "MethodNotAllowed", "UnsupportedOperation")
+
+
+def unreachable(asked: Asked, endpoint: str, why: str) -> StoreUnreachable:
+    return StoreUnreachable(
+        f"{asked.what}: no answer from {endpoint}: {why}",
+        f"is {endpoint} the right endpoint, and can this machine reach it?",
+    )
+
+
+def _is_fault_of_ours(error: Exception) -> bool:
+    """Whether botocore wrapped something that has nothing to do with the network: trying again would hide it."""
+    if type(error) is not HTTPClientError:
+        return False
+    return not isinstance(_inner(error), OSError | urllib3.exceptions.HTTPError)
+
+
+def _inner(error: Exception) -> Exception | None:
+    """What botocore wrapped."""
+    wrapped: Exception | None = getattr(error, "kwargs", {}).get("error")
+    return wrapped
+
+
+def _from_client(asked: Asked, error: ClientError) -> CloudrunError:
+    told = error.response.get("Error", {})
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    code = str(told.get("Code", ""))
+    # Where the answer has no body, botocore gives the status for a code.
+    return error_of(asked, status, "" if code.isdigit() else code, str(told.get("Message", "")))
+
+
+def _from_obstore(asked: Asked, endpoint: str, error: Exception) -> CloudrunError:
+    text, _, rest = str(error).partition(_REST)
+    found = _STATUS.search(text)
+    if found:
+        return _from_text(asked, int(found[1]), text[found.end() :])
+    status = next((status for kind, status in _STATUS_OF if isinstance(error, kind)), None)
+    if status:
+        return error_of(asked, status, "")
+    return unreachable(asked, endpoint, _cause(rest) or text.rpartition(" - ")[2])
+
+
+def _from_text(asked: Asked, status: int, text: str) -> CloudrunError:
+    code, message = _CODE.search(text), _MESSAGE.search(text)
+    return error_of(asked, status, unescape(code[1]) if code else "", unescape(message[1]) if message else "")
+
+
+def _cause(debug: str) -> str:
+    """What lies at the bottom of a failed connection: ``Connection refused`` rather than ``error sending request``."""
+    found = [*_CAUSES.finditer(debug)] or [*_KIND.finditer(debug)]
+    return str(found[-1][found[-1].lastindex or 0]) if found else ""

@@ -1,0 +1,150 @@
+"""A bucket behind S3's protocol: :class:`runner.storage.bucket.Bucket` in requests to S3."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+import obstore
+
+from runner.errors import ObjectChanged, ObjectExists, ObjectMissing
+from runner.storage.access import Access
+from runner.storage.api import ObjectInfo
+from runner.storage.bucket import Answer, Buffer, Page, Part, Proof, Unfinished
+from runner.storage.s3.answers import error_in, lacks_operation
+from runner.storage.s3.connection import Connection
+from runner.storage.s3.copying import Copier
+from runner.storage.s3.deleting import Deleter
+from runner.storage.s3.lister import Mark, page_from_client, page_of, query_for, version_of
+from runner.storage.s3.reading import Reader, head
+
+
+class S3Bucket:
+    """One bucket. Nothing is asked, and nothing found out, before the first request.
+
+    Versions are ETags without their quotes.
+    """
+
+    def __init__(self, name: str, access: Access) -> None:
+        self._name = name
+        self._connection = Connection(name, access)
+        self._target: dict[str, Any] = {"Bucket": name}
+        if access.requester_pays:
+            self._target["RequestPayer"] = "requester"
+        self._encrypted = {"ServerSideEncryption": access.sse} if access.sse else {}
+        if access.kms_key:
+            self._encrypted["SSEKMSKeyId"] = access.kms_key
+        self._reader = Reader(self._connection, self._target, access.sse)
+        self._deleter = Deleter(self._connection)
+        self._copier = Copier(self._connection, self._target, self._encrypted)
+        self._lists_plainly = False
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self._name}"
+
+    def page(self, prefix: str, token: str | None, *, delimiter: bool = False) -> Page:
+        with self._connection.asking("list", prefix):
+            if self._lists_plainly:
+                return self._plain_page(prefix, token, delimiter=delimiter)
+            return self._fast_page(prefix, token, delimiter=delimiter)
+
+    def _fast_page(self, prefix: str, token: str | None, *, delimiter: bool) -> Page:
+        way, asked = self._connection.provider, self._connection.asked("list", prefix)
+        query = query_for(prefix, token, delimiter=delimiter, version=way.list_version, url_encoding=way.url_encoding)
+        answer = self._connection.wire.send(asked, "GET", query=query, refuse=False)
+        if answer.status_code == 200:
+            return page_of(asked, answer.content, prefix, token)
+        # A mark of one protocol says nothing in another: only a listing that has not begun can change over.
+        if token is not None or not lacks_operation(answer.status_code, answer.content):
+            raise error_in(asked, answer.status_code, answer.content)
+        self._lists_plainly = True
+        return self._plain_page(prefix, token, delimiter=delimiter)
+
+    def _plain_page(self, prefix: str, token: str | None, *, delimiter: bool) -> Page:
+        """The second lister, for stores that have only the oldest protocol."""
+        options = {"Delimiter": "/"} if delimiter else {}
+        if token is not None:
+            options["Marker"] = Mark.parse(token).mark
+        answer = self._connection.client.list_objects(**self._target, Prefix=prefix, MaxKeys=1000, **options)
+        return page_from_client(self._connection.asked("list", prefix), answer, prefix, token)
+
+    def get(
+        self, key: str, *, version: str | None = None, start: int = 0, length: int | None = None
+    ) -> AbstractContextManager[Answer]:
+        return self._reader.get(key, version, start, length)
+
+    def proof(self, key: str, version: str) -> Proof | None:
+        """The digest that the store keeps of this version, or None where it keeps none that we know. What an Answer
+        says is the same without a request of its own, but may be wrong where a bucket mixes ways of encryption: ask
+        before an object that does not match is called damaged.
+        """
+        return self._reader.proof(key, version)
+
+    def put(self, key: str, data: Buffer, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
+        mode: Any = "create" if only_new else "overwrite"
+        if replacing is not None:
+            mode = {"e_tag": f'"{replacing}"'}
+        try:
+            with self._connection.asking("write", key):
+                done = obstore.put(self._connection.objects, key, data, mode=mode, use_multipart=False)
+        except ObjectChanged:
+            if only_new:
+                raise ObjectExists(f"{self.url}/{key} exists already") from None
+            raise
+        tag = version_of(done["e_tag"])
+        return ObjectInfo(key, len(data), tag, time.time()) if tag else self.head(key)
+
+    def begin(self, key: str) -> str:
+        with self._connection.asking("write", key):
+            begun = self._connection.client.create_multipart_upload(**self._target, **self._encrypted, Key=key)
+            return str(begun["UploadId"])
+
+    def put_part(self, key: str, upload: str, number: int, data: Buffer) -> Part:
+        query = {"partNumber": str(number), "uploadId": upload}
+        with self._connection.asking("write", key):
+            asked = self._connection.asked("write", key)
+            answer = self._connection.wire.send(asked, "PUT", key=key, query=query, body=data)
+        return Part(number, len(data), answer.headers["ETag"])
+
+    def parts(self, key: str, upload: str) -> list[Part]:
+        with self._connection.asking("write", key):
+            pages = self._connection.client.get_paginator("list_parts").paginate(
+                **self._target, Key=key, UploadId=upload
+            )
+            return [
+                Part(part["PartNumber"], part["Size"], part["ETag"]) for page in pages for part in page.get("Parts", ())
+            ]
+
+    def finish(self, key: str, upload: str, parts: Sequence[Part]) -> ObjectInfo:
+        listed = [{"PartNumber": part.number, "ETag": part.tag} for part in parts]
+        with self._connection.asking("write", key):
+            self._connection.client.complete_multipart_upload(
+                **self._target, Key=key, UploadId=upload, MultipartUpload={"Parts": listed}
+            )
+        # The answer's ETag is not always the object's.
+        return self.head(key)
+
+    def abort(self, key: str, upload: str) -> None:
+        with suppress(ObjectMissing), self._connection.asking("write", key):
+            self._connection.client.abort_multipart_upload(**self._target, Key=key, UploadId=upload)
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        with self._connection.asking("list", prefix):
+            pages = self._connection.client.get_paginator("list_multipart_uploads").paginate(
+                **self._target, Prefix=prefix
+            )
+            for page in pages:
+                for one in page.get("Uploads", ()):
+                    yield Unfinished(one["Key"], one["UploadId"], one["Initiated"].timestamp())
+
+    def copy(self, source: str, key: str, *, version: str | None, size: int) -> ObjectInfo:
+        return self._copier.copy(source, key, version, size)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self._deleter.delete(keys)
+
+    def head(self, key: str) -> ObjectInfo:
+        return head(self._connection, self._target, key)
