@@ -10,6 +10,8 @@ CREDENTIALS = (
     "AWS_SESSION_TOKEN",
     "OBS_SECRET_ACCESS_KEY",
     "OBS_SECURITY_TOKEN",
+    "HUAWEICLOUD_SDK_SK",
+    "HUAWEICLOUD_SDK_SECURITY_TOKEN",
 )
 """Variables whose values nobody must ever read in a log."""
 

@@ -130,6 +130,15 @@ def test_what_was_put_is_there(bucket: Bucket) -> None:
         assert b"".join(answer.chunks) == b"hello"
 
 
+def test_what_the_store_knows_of_the_content(bucket: Bucket) -> None:
+    old = bucket.put("k", b"old").version
+    new = bucket.put("k", b"new").version
+    assert bucket.proof("k", new) == Proof("md5", hashlib.md5(b"new").hexdigest())
+    assert bucket.proof("k", old) is None
+    with pytest.raises(ObjectMissing):
+        bucket.proof("nothing", old)
+
+
 def test_an_empty_object(bucket: Bucket) -> None:
     assert bucket.put("k", b"").size == 0
     for _ in range(3):
@@ -348,6 +357,7 @@ def test_encryption_is_asked_for(server: ObsServer, name: str) -> None:
     assert last(server, bucket).headers["x-obs-server-side-encryption-kms-key-id"] == "the-key"
     with bucket.get("k") as answer:
         assert answer.proof is None
+        assert bucket.proof("k", answer.version) is None
         assert b"".join(answer.chunks) == b"x"
     bucket.begin("big")
     assert last(server, bucket).headers["x-obs-server-side-encryption"] == "kms"

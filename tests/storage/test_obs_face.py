@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from runner.errors import ObjectMissing
 from runner.storage.access import Access
 from runner.storage.bucket import Bucket
 from runner.storage.obs.bucket import ObsBucket
 from runner.storage.obs.credentials import Keys
-from runner.storage.obs.face import s3_face, translated
+from runner.storage.obs.face import QuickBucket, s3_face, translated
 from tests.servers import Server
 from tests.servers.obs import Reply, Work, obs_server
 
@@ -23,7 +24,7 @@ def access_to(server: Server) -> Access:
 
 
 @pytest.mark.parametrize("kind", ["seaweedfs", "ministack"])
-@pytest.mark.parametrize("count", [0, 1, 30])
+@pytest.mark.parametrize("count", [2, 30])
 def test_where_both_tell_the_same_the_face_is_taken(
     request: pytest.FixtureRequest, fresh_bucket: Callable[[Server], str], kind: str, count: int
 ) -> None:
@@ -95,3 +96,29 @@ def test_the_words_of_s3() -> None:
         "AWS_SESSION_TOKEN": "t",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
+
+
+@pytest.mark.parametrize("kind", ["seaweedfs", "own"])
+def test_a_quick_bucket_reads_through_the_face_and_writes_by_the_sdk(
+    request: pytest.FixtureRequest, fresh_bucket: Callable[[Server], str], kind: str
+) -> None:
+    server: Server = request.getfixturevalue("obs" if kind == "own" else kind)
+    bucket = QuickBucket(fresh_bucket(server), access_to(server))
+    info = bucket.put("d/k", b"content")
+    [listed] = bucket.page("d/", None).objects
+    assert (listed.key, listed.version) == ("d/k", info.version)
+    with bucket.get("d/k", version=info.version) as answer:
+        assert b"".join(answer.chunks) == b"content"
+    assert not isinstance(bucket._reader, str)
+    bucket.delete(["d/k"])
+    with pytest.raises(ObjectMissing, match="obs://"), bucket.get("d/k"):
+        pass
+
+
+def test_without_proof_the_sdk_reads(fresh_bucket: Callable[[Server], str], seaweedfs: Server) -> None:
+    bucket = QuickBucket(fresh_bucket(seaweedfs), access_to(seaweedfs))
+    assert bucket.page("nothing/", None).objects == ()
+    bucket.put("k", b"content")
+    with bucket.get("k") as answer:
+        assert b"".join(answer.chunks) == b"content"
+    assert bucket._reader == "there is no object to read through both"

@@ -123,9 +123,13 @@ class ObsBucket:
         if coming is None:
             raise StoreUnreachable(f"{asked.what}: the answer does not tell how many bytes come")
         size = coming if span is None else _size_told(asked, answer, span, coming)
-        sealed = answer.body.sseKms or answer.body.sseC
-        proof = Proof("md5", etag) if _MD5.fullmatch(etag) and not sealed else None
-        return Answer(size, etag, _chunks(asked, answer.body.response, coming), proof)
+        return Answer(size, etag, _chunks(asked, answer.body.response, coming), _proof(etag, answer.body))
+
+    def proof(self, key: str, version: str) -> Proof | None:
+        asked = Asked("read", self.url, key)
+        answer = self._request(asked, "getObjectMetadata", key)
+        etag = self._version(asked, answer)
+        return _proof(etag, answer.body) if etag == version else None
 
     def head(self, key: str) -> ObjectInfo:
         asked = Asked("read", self.url, key)
@@ -387,6 +391,11 @@ def _size_told(asked: Asked, answer: Any, span: tuple[int, int | None], coming: 
     return size
 
 
+def _proof(etag: str, told: Any) -> Proof | None:
+    """The ETag of what is encrypted, or was sent in parts, is no digest."""
+    return Proof("md5", etag) if _MD5.fullmatch(etag) and not (told.sseKms or told.sseC) else None
+
+
 def _chunks(asked: Asked, stream: Any, coming: int) -> Iterator[memoryview]:
     # Past the SDK's wrapper, which counts only until the connection ends and then raises a plain Exception.
     read: Callable[[int], bytes] = stream.result.read
@@ -412,8 +421,3 @@ def _release(stream: Any) -> None:
 def _seconds(date: str | None) -> float:
     """Epoch seconds of a header's date: the store's clock, or ours where it tells none."""
     return parsedate_to_datetime(date).timestamp() if date else float(int(time.time()))
-
-
-def open_obs(name: str, access: Access) -> ObsBucket:
-    """The bucket ``name``. Nothing is asked before the first request."""
-    return ObsBucket(name, access)

@@ -24,12 +24,11 @@ from runner.storage.s3.reading import Reader, head
 class S3Bucket:
     """One bucket. Nothing is asked, and nothing found out, before the first request.
 
-    Versions are ETags without their quotes.
+    Versions are ETags without their quotes. ``scheme`` is what the owner calls such buckets.
     """
 
-    def __init__(self, name: str, access: Access) -> None:
-        self._name = name
-        self._connection = Connection(name, access)
+    def __init__(self, name: str, access: Access, *, scheme: str = "s3") -> None:
+        self._connection = Connection(name, access, scheme)
         self._target: dict[str, Any] = {"Bucket": name}
         if access.requester_pays:
             self._target["RequestPayer"] = "requester"
@@ -43,7 +42,7 @@ class S3Bucket:
 
     @property
     def url(self) -> str:
-        return f"s3://{self._name}"
+        return self._connection.url
 
     def page(self, prefix: str, token: str | None, *, delimiter: bool = False) -> Page:
         with self._connection.asking("list", prefix):

@@ -40,8 +40,9 @@ FEWEST_CONNECTIONS = 64
 class Connection:
     """Made without a request: what has to be asked (credentials, the region) is asked when a client is first needed."""
 
-    def __init__(self, bucket: str, access: Access) -> None:
+    def __init__(self, bucket: str, access: Access, scheme: str) -> None:
         self.bucket = bucket
+        self.url = f"{scheme}://{bucket}"
         self.access = access
         self._lock = threading.RLock()
         self._ways: _Ways | None = None
@@ -70,7 +71,7 @@ class Connection:
         return ours(self.asked(operation, key), way.shown, lambda: self._forget(way))
 
     def asked(self, operation: Operation, key: str = "") -> Asked:
-        return Asked(operation, f"s3://{self.bucket}", key)
+        return Asked(operation, self.url, key)
 
     @property
     def _way(self) -> _Ways:
