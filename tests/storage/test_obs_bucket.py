@@ -31,7 +31,7 @@ from runner.errors import (
 )
 from runner.storage.access import Access
 from runner.storage.bucket import Bucket, Proof
-from runner.storage.obs.bucket import ObsBucket, open_obs
+from runner.storage.obs.bucket import ObsBucket
 from tests.faults.plans import Fault, Kind, Once
 from tests.faults.proxy import spoiling
 from tests.servers import Server
@@ -696,5 +696,5 @@ def test_without_the_sdk_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.delattr("runner.storage.obs.sdk", raising=False)
     monkeypatch.setitem(sys.modules, "obs", None)
     with pytest.raises(StoreError, match="not installed") as caught:
-        open_obs("b", server.access())
+        ObsBucket("b", server.access())
     assert caught.value.hint == "pip install 'cloudrun[obs]'"
