@@ -1,16 +1,17 @@
-"""A remote listing and the record of a local copy, compared: what to fetch, keep, remove, and what cannot be."""
+"""One object of a listing, judged: which file it should be here, and why it has to be fetched."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 NAME_LIMIT = 255
 """Bytes of one name: what common file systems can hold."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_NO_NAME = re.compile(r"(?:^|/)(\.{0,2})(?=/|$)")
 
 
 class Listed(Protocol):
@@ -24,38 +25,18 @@ class Listed(Protocol):
     def version(self) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Bring the object to ``path``. ``reason`` is new, changed or damaged."""
+class Wanted(NamedTuple):
+    """The object should be the file ``path``: relative, ``/``-separated and harmless."""
 
     path: str
     key: str
     size: int
     version: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """The local file is this version already."""
-
-    path: str
-    key: str
-    size: int
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class Remove:
-    """A file that we brought and that the source no longer has."""
-
-    path: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder that exists for its own sake: an object whose key ends in ``/``."""
+    """A folder that exists for its own sake: an empty object whose key ends in ``/``."""
 
     path: str
     key: str
@@ -63,41 +44,21 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """An object that is left out, and why."""
+    """An object that nobody asked for, and why."""
 
     key: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Conflict:
-    """Objects that no disk can hold, or not together. Nothing may be fetched while there is one."""
+class Odd:
+    """An object that was asked for and cannot be a file here, and why: it is left out, and its owner is told."""
 
-    keys: tuple[str, ...]
+    key: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Numbers of files and bytes."""
-
-    fetch_files: int
-    fetch_bytes: int
-    keep_files: int
-    keep_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Removes come first, then folders, then fetches. Paths are relative, ``/``-separated and harmless."""
-
-    fetch: tuple[Fetch, ...]
-    keep: tuple[Keep, ...]
-    remove: tuple[Remove, ...]
-    folders: tuple[Folder, ...]
-    skip: tuple[Skip, ...]
-    conflicts: tuple[Conflict, ...]
-    totals: Totals
+Verdict = Wanted | Folder | Skip | Odd
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,24 +88,26 @@ class Selection:
 ALL = Selection()
 
 
-def plan(
-    listing: Iterable[Listed],
-    record: Mapping[str, Listed],
-    *,
-    prefix: str = "",
-    selection: Selection = ALL,
-    damaged: Collection[str] = frozenset(),
-) -> Plan:
-    """Compare a complete ``listing`` with the ``record`` of what was fetched, by path.
-
-    ``prefix`` is the source within the store: a folder of keys, or one key. Recorded paths that are ``damaged`` on
-    the disk are fetched again. Files that are in no record are nobody's business here.
+def judging(prefix: str = "", selection: Selection = ALL) -> Callable[[Listed], Verdict]:
+    """A function from an object to what becomes of it. ``prefix`` is the source within the store: a folder of keys, or
+    one key.
     """
-    wanted = _Wanted(prefix.rstrip("/"), selection.why_not())
-    for item in listing:
-        wanted.add(item)
-    wanted.resolve()
-    return _compare(wanted, record, damaged)
+    folder, why_not = prefix.rstrip("/"), selection.why_not()
+
+    def judge(item: Listed) -> Verdict:
+        path = relative_path(item.key, folder)
+        if not path:
+            return Skip(item.key, "outside of the source" if path is None else "the source's own folder")
+        name = path.removesuffix("/")
+        if reason := why_not(name):
+            return Skip(item.key, reason)
+        if reason := flaw(name):
+            return Odd(item.key, reason)
+        if name == path:
+            return Wanted(path, item.key, item.size, item.version)
+        return Odd(item.key, "its name is a folder's, but it has content") if item.size else Folder(name, item.key)
+
+    return judge
 
 
 def relative_path(key: str, prefix: str) -> str | None:
@@ -163,102 +126,27 @@ def flaw(path: str) -> str:
     """Why no disk should be given this path; "" for a harmless one."""
     if _CONTROL.search(path):
         return "a control character"
+    if found := _NO_NAME.search(path):
+        return "'.' or '..' in the path" if found[1] else "an empty name in the path"
     try:
-        sizes = [len(segment.encode()) for segment in path.split("/")]
+        size = len(path) if path.isascii() else len(path.encode())
     except UnicodeEncodeError:
         return "not Unicode text"
-    if 0 in sizes:
-        return "an empty name in the path"
-    if max(sizes) > NAME_LIMIT:
+    if size > NAME_LIMIT and max(len(segment.encode()) for segment in path.split("/")) > NAME_LIMIT:
         return f"a name longer than {NAME_LIMIT} bytes"
-    return "" if {".", ".."}.isdisjoint(path.split("/")) else "'.' or '..' in the path"
+    return ""
 
 
-@dataclass(slots=True)
-class _Wanted:
-    """The listing, sorted out: files and folders by path; grows while the listing is read."""
-
-    prefix: str
-    why_not: Callable[[str], str]
-    files: dict[str, Listed] = field(default_factory=dict)
-    markers: dict[str, str] = field(default_factory=dict)
-    skip: list[Skip] = field(default_factory=list)
-    conflicts: list[Conflict] = field(default_factory=list)
-
-    def add(self, item: Listed) -> None:
-        path = relative_path(item.key, self.prefix)
-        if path is None or path == "":
-            self.skip.append(Skip(item.key, "outside of the source" if path is None else "the source's own folder"))
-        elif reason := self.why_not(path.removesuffix("/")):
-            self.skip.append(Skip(item.key, reason))
-        elif reason := flaw(path.removesuffix("/")):
-            self.conflicts.append(Conflict((item.key,), reason))
-        elif path.endswith("/"):
-            self._add_marker(item, path.removesuffix("/"))
-        else:
-            self._add_file(item, path)
-
-    def resolve(self) -> None:
-        """Take out what cannot stand beside something else."""
-        folders: dict[str, str] = {}
-        for path, item in self.files.items():
-            for folder in _folders_above(path):
-                if folder in folders:
-                    break
-                folders[folder] = item.key
-        for path in self.files.keys() & folders.keys():
-            keys = (self.files.pop(path).key, folders[path])
-            self.conflicts.append(Conflict(keys, f"{path!r} would be a file and a folder"))
-        for path in [path for path in self.markers if self._under_a_file(path)]:
-            self.skip.append(Skip(self.markers.pop(path), "an empty folder with the name of a file"))
-
-    def _add_marker(self, item: Listed, path: str) -> None:
-        if item.size:
-            self.skip.append(Skip(item.key, "its name is a folder's, but it has content"))
-        else:
-            self.markers[path] = item.key
-
-    def _add_file(self, item: Listed, path: str) -> None:
-        taken = self.files.get(path)
-        if taken is not None and taken.key != item.key:
-            self.conflicts.append(Conflict((taken.key, item.key), f"both would be {path!r}"))
-        else:
-            # A listing that was cut into pages may tell of one key twice: the later news counts.
-            self.files[path] = item
-
-    def _under_a_file(self, path: str) -> bool:
-        return path in self.files or any(folder in self.files for folder in _folders_above(path))
-
-
-def _compare(wanted: _Wanted, record: Mapping[str, Listed], damaged: Collection[str]) -> Plan:
-    fetch: list[Fetch] = []
-    keep: list[Keep] = []
-    for path, item in wanted.files.items():
-        if reason := _why_fetch(item, record.get(path), path in damaged):
-            fetch.append(Fetch(path, item.key, item.size, item.version, reason))
-        else:
-            keep.append(Keep(path, item.key, item.size, item.version))
-    gone = () if wanted.conflicts else record.keys() - wanted.files.keys()
-    return Plan(
-        tuple(fetch),
-        tuple(keep),
-        tuple(Remove(path, "no longer in the source") for path in sorted(gone)),
-        tuple(Folder(path, key) for path, key in wanted.markers.items()),
-        tuple(wanted.skip),
-        tuple(wanted.conflicts),
-        Totals(len(fetch), sum(item.size for item in fetch), len(keep), sum(item.size for item in keep)),
-    )
-
-
-def _why_fetch(item: Listed, known: Listed | None, damaged: bool) -> str:
+def why_fetch(item: Listed, known: Listed | None, *, intact: bool) -> str:
+    """new, changed or damaged; "" when the file that is ``known`` here, and still ``intact``, is this object."""
     if known is None:
         return "new"
     if (known.key, known.size, known.version) != (item.key, item.size, item.version):
         return "changed"
-    return "damaged" if damaged else ""
+    return "" if intact else "damaged"
 
 
-def _folders_above(path: str) -> Iterable[str]:
+def folders_above(path: str) -> Iterator[str]:
     """``a/b`` and ``a`` for ``a/b/c``."""
     folder = path.rpartition("/")[0]
     while folder:
@@ -267,6 +155,8 @@ def _folders_above(path: str) -> Iterable[str]:
 
 
 def _any_of(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+    if not patterns:
+        return lambda _path: False
     names = _union([pattern for pattern in patterns if "/" not in pattern])
     paths = _union([pattern for pattern in patterns if "/" in pattern])
     return lambda path: bool(names.fullmatch(path.rpartition("/")[2]) or paths.fullmatch(path))

@@ -16,9 +16,11 @@ from pathlib import Path
 
 from runner.clock import Clock, SystemClock
 from runner.dataset.fetch import SyncStopped
-from runner.dataset.record import Entry
+from runner.dataset.folding import folding_of
+from runner.dataset.listing import Listing, Need
+from runner.dataset.record import Entry, Header, Record, RecordLost, forget, recording
 from runner.dataset.source import Source
-from runner.dataset.sync import Dataset, Need, Report, Sync, SyncProgress
+from runner.dataset.sync import Dataset, Report, Sync, SyncProgress
 from runner.errors import DataError, DiskFull
 from runner.files import is_locked, locked, make_directory
 from runner.storage.local import free_bytes, no_room, translating
@@ -93,10 +95,34 @@ class DataCache:
         entry = Entry(self._data / entry_name(source))
         with self._filling(entry, source, report, stop):
             entry.sweep()
-            sync = Sync(source, entry, self._make_space, self._clock, report, stop, workers, self._commit_every)
-            dataset = sync.run()
+            try:
+                dataset = self._fill(source, entry, workers, report, stop)
+            except RecordLost:
+                forget(entry)
+                dataset = self._fill(source, entry, workers, report, stop)
             entry.touch()
         return dataset
+
+    def _fill(self, source: Source, entry: Entry, workers: int, report: Report, stop: threading.Event) -> Dataset:
+        header = Header(source.url, source.include, source.exclude)
+        with (
+            translating(str(entry.folder)),
+            recording(entry),
+            Record(entry, header) as record,
+            Listing(record, entry, folding_of(entry.folder)) as listing,
+        ):
+            return Sync(
+                source,
+                entry,
+                record,
+                listing,
+                _EntryRoom(self),
+                clock=self._clock,
+                report=report,
+                stop=stop,
+                workers=workers,
+                commit_every=self._commit_every,
+            ).run()
 
     @contextmanager
     def use(self, dataset: Dataset) -> Iterator[Path]:
@@ -135,7 +161,12 @@ class DataCache:
 
     # Room
 
-    def _make_space(self, need: Need) -> None:
+    def room(self) -> Need:
+        """What may be written without evicting anything."""
+        on_disk, numbers = self._free(), os.statvfs(self._data)
+        return Need(self._left_of_limit(), on_disk, numbers.f_favail if numbers.f_files else 1 << 62)
+
+    def make_space(self, need: Need) -> None:
         """Evict if that helps; raise DiskFull, with nothing evicted, if it would not."""
         evictable = sum(entry.bytes for entry in self.entries() if not entry.in_use)
         if self._has_room(need, after_freeing=evictable):
@@ -146,9 +177,9 @@ class DataCache:
         if self._free() < need.on_disk:
             hint = "free some space, use a larger disk for `cache.dir`, or select less with `include`"
             raise no_room(f"on {self._root}", need.on_disk, self._free(), hint)
-        numbers = os.statvfs(self._data)
-        if numbers.f_files and numbers.f_favail < need.files:
-            raise DiskFull(f"no room: needs {need.files} files, {numbers.f_favail} more are possible on {self._root}")
+        possible = self.room().files
+        if possible < need.files:
+            raise DiskFull(f"no room: needs {need.files} files, {possible} more are possible on {self._root}")
 
     def _has_room(self, need: Need, after_freeing: int = 0) -> bool:
         on_disk, within_limit = self._free() + after_freeing, self._left_of_limit() + after_freeing
@@ -243,3 +274,19 @@ class DataCache:
         """Finish what a dead process was about to throw away."""
         for doomed in self._data.glob(".trash-*"):
             shutil.rmtree(doomed, ignore_errors=True)
+
+
+class _EntryRoom:
+    """The room of a cache while one entry is filled; measured when it is first asked for."""
+
+    def __init__(self, cache: DataCache) -> None:
+        self._cache = cache
+        self._at_first: Need | None = None
+
+    def fits(self, need: Need) -> bool:
+        if self._at_first is None:
+            self._at_first = self._cache.room()
+        return need.fits(self._at_first)
+
+    def make(self, need: Need) -> None:
+        self._cache.make_space(need)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
 import secrets
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from crc32c import crc32c
 
-from runner.core.diff import Fetch
-from runner.dataset.record import Entry, Recorded
-from runner.dataset.source import Source
+from runner.core.diff import Wanted, folders_above
+from runner.dataset.task import Check, Checked, Recorded, Task
 from runner.errors import CloudrunError, DataError, ExitCode, ObjectChanged, ObjectMissing
-from runner.storage.local import translating
+from runner.storage.api import ObjectStore
+from runner.storage.local import translating, write_all
 
-READ_AT_ONCE = 1 << 20
+READ_AT_ONCE = 256 << 10
+"""Bytes: as many as stay in a core's own cache until they are looked at."""
+
+AT_ONCE = 1 << 20
+"""Bytes: an object up to this size comes into memory whole and is written once, with the fewest calls."""
 
 
 class SyncStopped(CloudrunError):
@@ -35,7 +42,7 @@ class Content:
     crc32c: str
 
 
-def content_of(path: Path) -> Content:
+def content_of(path: Path | str) -> Content:
     """Read the whole file."""
     size, checksum = 0, 0
     with open(path, "rb", 0) as file:
@@ -46,6 +53,16 @@ def content_of(path: Path) -> Content:
             checksum = crc32c(buffer[:count], checksum)
         mtime_ns = os.fstat(file.fileno()).st_mtime_ns
     return Content(size, mtime_ns, f"{checksum:08x}")
+
+
+def part_name(item: Wanted) -> str:
+    """The name of an object's part file: the same in every process, so that a later one goes on with it."""
+    return hashlib.sha256(f"{item.version}\n{item.key}".encode()).hexdigest()[:32]
+
+
+def note_name(part: str) -> str:
+    """The name of the file that tells how far the part is."""
+    return f"{part}.note"
 
 
 class Meter:
@@ -80,86 +97,163 @@ class FileMeter:
         self.move_to(self._counted + count)
 
 
-class Fetcher:
-    """Brings objects of a source into an entry. Safe to use from several threads."""
+class Places:
+    """The folders of an entry that files are put into. Safe to use from several threads."""
 
-    def __init__(self, source: Source, entry: Entry, stop: threading.Event) -> None:
-        self._source = source
-        self._files = entry.files
-        self._parts = entry.parts
-        self._stop = stop
-        self._folders: set[Path] = set()
-        self.meter = Meter()
+    def __init__(self, files: Path) -> None:
+        self._files = str(files)
+        self._made: set[str] = set()
 
-    def fetch(self, item: Fetch, dropped: threading.Event) -> Recorded:
-        """One file, in place. An object that is replaced meanwhile gets a second try, as what it is by then."""
+    def publish(self, part: str, path: str) -> None:
+        """Give the part its name below ``files``. Raises DataError when something that is not ours is in the way."""
+        target = f"{self._files}/{path}"
+        folder = target.rpartition("/")[0]
+        self.make(folder)
         try:
-            return self._bring(item, dropped)
-        except ObjectChanged:
-            return self._bring(self._listed_again(item), dropped)
+            try:
+                os.replace(part, target)
+            except FileNotFoundError:
+                # Whoever removes what has gone from the source also removes the folders that this leaves empty.
+                self._made.discard(folder)
+                self.make(folder)
+                os.replace(part, target)
+        except IsADirectoryError as error:
+            raise DataError(f"{target}: a folder that cloudrun did not make is in the way", "remove it") from error
 
-    def remove(self, path: str) -> None:
-        """Remove a file that we brought, and the folders that this leaves empty."""
-        target = self._files / path
-        if not self._is_inside(target.parent):
-            return
-        with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            target.unlink()
-        with suppress(OSError):
-            for folder in Path(path).parents[:-1]:
-                (self._files / folder).rmdir()
-
-    def make_folder(self, folder: Path) -> None:
-        """Make a folder below ``files``. Raises DataError when something that is not ours is in the way."""
-        if folder in self._folders:
+    def make(self, folder: str) -> None:
+        """Make a folder. Raises DataError when it would be outside, or something that is not ours is in the way."""
+        if folder in self._made:
             return
         if not self._is_inside(folder):
             raise DataError(f"{folder} leads out of the cache", "remove the symbolic link that somebody made there")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            os.makedirs(folder, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise DataError(f"{folder}: a file that cloudrun did not bring is in the way", "remove it") from error
-        self._folders.add(folder)
+        self._made.add(folder)
 
-    def _is_inside(self, folder: Path) -> bool:
+    def remove(self, path: str) -> None:
+        """Remove a file that we brought, and the folders that this leaves empty."""
+        target = f"{self._files}/{path}"
+        if not self._is_inside(os.path.dirname(target)):
+            return
+        with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            os.unlink(target)
+        with suppress(OSError):
+            for folder in folders_above(path):
+                os.rmdir(f"{self._files}/{folder}")
+                self._made.discard(f"{self._files}/{folder}")
+
+    def _is_inside(self, folder: str) -> bool:
         return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(self._files))
 
-    def _bring(self, item: Fetch, dropped: threading.Event) -> Recorded:
-        part, target = self._parts / secrets.token_hex(8), self._files / item.path
+
+class Fetcher:
+    """Brings objects of a store into an entry, and checks what is there. Safe to use from several threads.
+
+    ``quits`` says that nobody waits for what is under way any more.
+    """
+
+    def __init__(self, store: ObjectStore, files: Path, parts: Path, quits: Callable[[], bool]) -> None:
+        self._store = store
+        self._files = str(files)
+        self._parts = str(parts)
+        self._quits = quits
+        self._places = Places(files)
+        self._numbers = itertools.count()
+        self._mine = secrets.token_hex(6)
+        self.meter = Meter()
+
+    def __call__(self, task: Task) -> Recorded | Checked:
+        """The file, in place and recorded as what came; or what the check found. An object that is replaced meanwhile
+        gets a second try, as what it is by then.
+        """
+        if self._quits():
+            raise SyncStopped(f"stopped before {task.key}")
+        if isinstance(task, Check):
+            return Checked(task.wanted, self._is_sound(task))
+        try:
+            return self._bring(task)
+        except ObjectChanged:
+            return self._bring(self._listed_again(task))
+
+    def _is_sound(self, task: Check) -> bool:
+        try:
+            return content_of(f"{self._files}/{task.wanted.path}").crc32c == task.crc32c
+        except OSError:
+            # What cannot be read is no good either, and the cure is the same.
+            return False
+
+    def _bring(self, item: Wanted) -> Recorded:
         count = FileMeter(self.meter, item.size)
+        try:
+            content = self._at_once(item) if item.size <= AT_ONCE else self._in_pieces(item, count)
+        except BaseException:
+            count.move_to(0)
+            raise
+        count.move_to(item.size)
+        return Recorded(item.path, item.key, item.size, item.version, content.mtime_ns, content.crc32c)
+
+    def _at_once(self, item: Wanted) -> Content:
+        data, version = self._store.look(item.key)
+        if version != item.version:
+            raise ObjectChanged(f"{item.key} is not the version that was listed")
+        _check_size(item, len(data))
+        part = f"{self._parts}/{self._mine}-{next(self._numbers)}"
+        with translating(item.path):
+            try:
+                mtime_ns = _write_new(part, data)
+                self._places.publish(part, item.path)
+            except BaseException:
+                _remove(part)
+                raise
+        return Content(len(data), mtime_ns, f"{crc32c(data):08x}")
+
+    def _in_pieces(self, item: Wanted, count: FileMeter) -> Content:
+        """What has come when this is cut short stays where the store has noted how far it is."""
+        part = f"{self._parts}/{part_name(item)}"
+        note = note_name(part)
 
         def moved(size: int) -> None:
-            if dropped.is_set() or self._stop.is_set():
+            if self._quits():
                 raise SyncStopped(f"stopped while fetching {item.key}")
             count.add(size)
 
         try:
-            self._source.store.download(item.key, part, version=item.version, on_bytes=moved)
-            with translating(str(target)):
-                file = _recorded(item, content_of(part))
-                self._publish(part, target)
-        except BaseException:
-            count.move_to(0)
-            part.unlink(missing_ok=True)
+            self._store.download(item.key, Path(part), version=item.version, on_bytes=moved, note=Path(note))
+            with translating(item.path):
+                content = content_of(part)
+                _check_size(item, content.size)
+                self._places.publish(part, item.path)
+        except BaseException as error:
+            if isinstance(error, ObjectChanged) or not os.path.exists(note):
+                _remove(part, note)
             raise
-        count.move_to(item.size)
-        return file
+        return content
 
-    def _publish(self, part: Path, target: Path) -> None:
-        self.make_folder(target.parent)
-        try:
-            os.replace(part, target)
-        except IsADirectoryError as error:
-            raise DataError(f"{target}: a folder that cloudrun did not make is in the way", "remove it") from error
-
-    def _listed_again(self, item: Fetch) -> Fetch:
-        now = next((info for info in self._source.store.list(item.key) if info.key == item.key), None)
+    def _listed_again(self, item: Wanted) -> Wanted:
+        now = next((info for info in self._store.list(item.key) if info.key == item.key), None)
         if now is None:
-            raise ObjectMissing(f"{item.key} has vanished from {self._source.url}", "run again when it is at rest")
-        return replace(item, size=now.size, version=now.version)
+            raise ObjectMissing(f"{item.key} has vanished from {self._store.url}", "run again when it is at rest")
+        return item._replace(size=now.size, version=now.version)
 
 
-def _recorded(item: Fetch, content: Content) -> Recorded:
-    if content.size != item.size:
-        raise ObjectChanged(f"{item.key}: {content.size} bytes arrived where {item.size} were listed")
-    return Recorded(item.path, item.key, item.size, item.version, content.mtime_ns, content.crc32c)
+def _check_size(item: Wanted, size: int) -> None:
+    if size != item.size:
+        raise ObjectChanged(f"{item.key}: {size} bytes arrived where {item.size} were listed")
+
+
+def _write_new(path: str, data: bytes) -> int:
+    """Write a new file; its modification time in nanoseconds."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        write_all(fd, data)
+        return os.fstat(fd).st_mtime_ns
+    finally:
+        os.close(fd)
+
+
+def _remove(*paths: str) -> None:
+    for path in paths:
+        with suppress(FileNotFoundError):
+            os.unlink(path)

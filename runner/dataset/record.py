@@ -6,29 +6,62 @@ import ctypes
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import TracebackType
+from typing import Any, Self
 
-from runner.core.diff import flaw
-from runner.files import make_directory, sync_directory, write_atomically
+from runner.dataset.task import Recorded
+from runner.errors import AccessDenied, CloudrunError, CorruptData, DiskFull, StoreUnreachable
+from runner.files import make_directory
 
 FORMAT = 1
-"""Version of the manifest's layout."""
+"""Version of the record's layout."""
+
+PATIENCE = 30.0
+"""Seconds that a reader waits while the record is being written."""
+
+CACHED = 8 << 10
+"""KiB of each database that are kept in memory."""
+
+RESERVE = 256 << 10
+"""Bytes that are kept free for the record of what has come."""
+
+ASKED_AT_ONCE = 900
+"""Paths in one question: what every build of the library takes."""
+
+SCHEMA = f"""
+BEGIN;
+CREATE TABLE header (
+  source TEXT NOT NULL, include TEXT NOT NULL, exclude TEXT NOT NULL, completed_at REAL, files INTEGER, bytes INTEGER
+);
+CREATE TABLE file (
+  path TEXT PRIMARY KEY, key TEXT NOT NULL, size INTEGER NOT NULL, version TEXT NOT NULL, mtime_ns INTEGER NOT NULL,
+  crc32c TEXT NOT NULL
+) WITHOUT ROWID;
+PRAGMA user_version = {FORMAT};
+COMMIT;
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """A file that was fetched and checked: where from, and what it looks like here. ``crc32c`` is 8 hex digits."""
+class RecordLost(CorruptData):
+    """The record is no database any more: nothing of the entry can be believed."""
 
-    path: str
-    key: str
-    size: int
-    version: str
-    mtime_ns: int
-    crc32c: str
+
+_OURS: dict[int, tuple[type[CloudrunError], str]] = {
+    sqlite3.SQLITE_FULL: (DiskFull, ""),
+    sqlite3.SQLITE_READONLY: (AccessDenied, "check the owner, the mode and the mount options"),
+    sqlite3.SQLITE_CANTOPEN: (AccessDenied, "check the owner, the mode and the mount options"),
+    sqlite3.SQLITE_PERM: (AccessDenied, "check the owner, the mode and the mount options"),
+    sqlite3.SQLITE_IOERR: (StoreUnreachable, ""),
+    sqlite3.SQLITE_BUSY: (StoreUnreachable, "another program holds the record open"),
+    sqlite3.SQLITE_CORRUPT: (RecordLost, ""),
+    sqlite3.SQLITE_NOTADB: (RecordLost, ""),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +81,7 @@ UNKNOWN = Header("")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The folder of one dataset in the cache.
-
-    ``manifest.json`` exists exactly when ``files/`` is complete; until then ``progress.jsonl`` tells which files are.
-    A line of either is written only after the file that it names has reached the disk.
-    """
+    """The folder of one dataset in the cache. What may be believed of ``files/`` stands in ``record.db``."""
 
     folder: Path
 
@@ -67,12 +96,18 @@ class Entry:
         return self.folder / "parts"
 
     @property
-    def manifest(self) -> Path:
-        return self.folder / "manifest.json"
+    def record(self) -> Path:
+        return self.folder / "record.db"
 
     @property
-    def progress(self) -> Path:
-        return self.folder / "progress.jsonl"
+    def listing(self) -> Path:
+        """What the source holds, while a sync runs."""
+        return self.folder / "listing.db"
+
+    @property
+    def reserve(self) -> Path:
+        """Room for the record, should the disk become full while files come."""
+        return self.folder / "reserve"
 
     @property
     def lock(self) -> Path:
@@ -96,74 +131,106 @@ class Entry:
 
     def header(self) -> Header:
         """What the entry holds; cheap when it is complete."""
-        with suppress(FileNotFoundError, ValueError, TypeError), open(self.manifest, "rb") as file:
-            return _header_of(json.loads(file.readline().rstrip() + b"]}"))
-        rows = list(_rows(self.progress))
-        if not rows:
-            return UNKNOWN
-        files = _recorded(rows[1:])
-        begun = rows[0]
-        return Header(
-            str(begun.get("source", "")),
-            tuple(begun.get("include", ())),
-            tuple(begun.get("exclude", ())),
-            files=len(files),
-            bytes=sum(file.size for file in files.values()),
-        )
+        with suppress(sqlite3.DatabaseError, ValueError, TypeError), closing(_connect(self.record, "rw")) as database:
+            return _header(database)
+        return UNKNOWN
 
     def is_complete(self) -> bool:
-        return self.manifest.exists()
-
-    def read(self) -> dict[str, Recorded]:
-        """Every file that may be believed to be here, by path; each still has to be looked at."""
-        with suppress(FileNotFoundError, ValueError, TypeError, KeyError), open(self.manifest, "rb") as file:
-            return _recorded(json.load(file)["files"])
-        return _recorded(list(_rows(self.progress))[1:])
-
-    def reopen(self, header: Header, known: Iterable[Recorded]) -> Progress:
-        """Declare the entry incomplete, in this order: first what is known of it is safe elsewhere, then the
-        manifest goes. All of ``known`` stays on record, also what is about to be removed: see :meth:`complete`.
-        """
-        make_directory(self.files)
-        make_directory(self.parts)
-        begun = {"source": header.source, "include": header.include, "exclude": header.exclude}
-        write_atomically(self.progress, _lines([begun, *map(_row, known)]))
-        with suppress(FileNotFoundError):
-            self.manifest.unlink()
-            sync_directory(self.folder)
-        return Progress(self)
-
-    def complete(self, header: Header, files: Mapping[str, Recorded]) -> None:
-        """Write the manifest, last of all. Everything that it names must be on the disk."""
-        write_atomically(self.manifest, _manifest(header, files))
-        self.progress.unlink(missing_ok=True)
-        shutil.rmtree(self.parts, ignore_errors=True)
+        return self.header().completed_at is not None
 
     def sweep(self) -> None:
-        """Remove what a dead process left half done. Only for the holder of the lock."""
-        shutil.rmtree(self.parts, ignore_errors=True)
-        if self.is_complete():
-            self.progress.unlink(missing_ok=True)
+        """Remove what a dead process left behind, but for parts, which may be of use. Only for the lock's holder."""
+        for old in ("manifest.json", "progress.jsonl", "listing.db", "listing.db-journal", "reserve"):
+            (self.folder / old).unlink(missing_ok=True)
 
 
-class Progress:
-    """The growing record of an incomplete entry."""
+class Record:
+    """The record of an entry, open for the holder of its lock; used by one thread.
 
-    def __init__(self, entry: Entry) -> None:
+    A row is written only after the file that it names has reached the disk. ``database`` is for the listing, which
+    stands beside the record and is compared with it.
+    """
+
+    def __init__(self, entry: Entry, header: Header) -> None:
         self._entry = entry
-        self._file: BinaryIO = open(entry.progress, "ab")  # noqa: SIM115 - closed by close()
+        with recording(entry):
+            self.database = _open(entry, header)
 
-    def commit(self, batch: list[Recorded]) -> None:
-        """Put the batch on record: one flush for all its files, then their lines. Lines never outrun their files."""
-        if not batch:
-            return
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.database.close()
+
+    def header(self) -> Header:
+        return _header(self.database)
+
+    def known(self, paths: Collection[str]) -> dict[str, Recorded]:
+        """What is recorded of these paths; each file still has to be looked at."""
+        return {row[0]: Recorded(*row) for row in select(self.database, "* FROM file", paths)}
+
+    def reopen(self) -> None:
+        """Declare the entry incomplete, before any of its files is touched. All rows stay."""
+        make_directory(self._entry.files)
+        make_directory(self._entry.parts)
+        with open(self._entry.reserve, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, RESERVE)
+        with self.database:
+            self.database.execute("UPDATE header SET completed_at = NULL")
+
+    def add(self, batch: Iterable[Recorded]) -> None:
+        """Put files that are in place on record: one flush for all of them, then their rows; also on a full disk."""
+        rows = list(batch)
+        if rows:
+            sync_file_system(self._entry.files)
+            try:
+                self._insert(rows)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                    raise
+                self._entry.reserve.unlink(missing_ok=True)
+                self._insert(rows)
+
+    def remove(self, paths: Collection[str]) -> None:
+        """Forget files that were removed: a power cut must not bring back what no record will name any more."""
         sync_file_system(self._entry.files)
-        self._file.write(_lines(map(_row, batch)))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with self.database:
+            self.database.executemany("DELETE FROM file WHERE path = ?", [(path,) for path in paths])
 
-    def close(self) -> None:
-        self._file.close()
+    def complete(self, now: float) -> None:
+        """Declare the entry complete, last of all."""
+        files, size = _totals(self.database)
+        with self.database:
+            self.database.execute("UPDATE header SET completed_at = ?, files = ?, bytes = ?", (now, files, size))
+        self._entry.reserve.unlink(missing_ok=True)
+        shutil.rmtree(self._entry.parts, ignore_errors=True)
+
+    def _insert(self, rows: list[Recorded]) -> None:
+        with self.database:
+            self.database.executemany("INSERT OR REPLACE INTO file VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+
+@contextmanager
+def recording(entry: Entry) -> Iterator[None]:
+    """Turn the database's errors into ours."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        if code not in _OURS:
+            raise
+        kind, hint = _OURS[code]
+        raise kind(f"{entry.record}: {error}", hint) from error
+
+
+def select(database: sqlite3.Connection, what: str, paths: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+    """The rows of a table (``columns FROM table``) for these paths."""
+    waiting = iter(paths)
+    while some := tuple(islice(waiting, ASKED_AT_ONCE)):
+        marks = ", ".join("?" * len(some))
+        yield from database.execute(f"SELECT {what} WHERE path IN ({marks})", some)
 
 
 def sync_file_system(folder: Path) -> None:
@@ -178,68 +245,65 @@ def sync_file_system(folder: Path) -> None:
         os.close(fd)
 
 
-def _row(file: Recorded) -> dict[str, Any]:
-    return {
-        "path": file.path,
-        "key": file.key,
-        "size": file.size,
-        "version": file.version,
-        "mtime_ns": file.mtime_ns,
-        "crc32c": file.crc32c,
-    }
+def _open(entry: Entry, header: Header) -> sqlite3.Connection:
+    """The database of an entry; a new one where there is none that can be believed."""
+    make_directory(entry.folder)
+    try:
+        return _existing(entry)
+    except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+        if (getattr(error, "sqlite_errorcode", 0) & 0xFF) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_IOERR):
+            raise
+        return _create(entry, header)
 
 
-def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+def _existing(entry: Entry) -> sqlite3.Connection:
+    with ExitStack() as undo:
+        database = undo.enter_context(closing(_connect(entry.record, "rw")))
+        _header(database)
+        undo.pop_all()
+        return database
 
 
-def _manifest(header: Header, files: Mapping[str, Recorded]) -> bytes:
-    """JSON whose first line holds everything but the files: whoever asks only for that need not read a million rows."""
-    head = {
-        "format": FORMAT,
-        "source": header.source,
-        "include": header.include,
-        "exclude": header.exclude,
-        "completed_at": header.completed_at,
-        "count": len(files),
-        "bytes": sum(file.size for file in files.values()),
-    }
-    rows = b",\n".join(json.dumps(_row(file)).encode() for file in files.values())
-    return json.dumps(head).encode()[:-1] + b', "files": [\n' + rows + b"\n]}\n"
+def forget(entry: Entry) -> None:
+    """Throw the record away: nothing is known of the entry any more."""
+    for path in (entry.record, entry.record.with_name("record.db-journal")):
+        path.unlink(missing_ok=True)
 
 
-def _header_of(data: dict[str, Any]) -> Header:
-    return Header(
-        str(data["source"]),
-        tuple(data["include"]),
-        tuple(data["exclude"]),
-        float(data["completed_at"]),
-        int(data["count"]),
-        int(data["bytes"]),
-    )
+def _create(entry: Entry, header: Header) -> sqlite3.Connection:
+    forget(entry)
+    database = _connect(entry.record, "rwc")
+    database.executescript(SCHEMA)
+    with database:
+        row = header.source, json.dumps(header.include), json.dumps(header.exclude)
+        database.execute("INSERT INTO header VALUES (?, ?, ?, NULL, 0, 0)", row)
+    return database
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a progress file, up to the first that a crash cut short."""
-    with suppress(FileNotFoundError, ValueError), open(path, "rb") as file:
-        for line in file:
-            row = json.loads(line)
-            if not line.endswith(b"\n") or not isinstance(row, dict):
-                return
-            yield row
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    with ExitStack() as undo:
+        database = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=PATIENCE)
+        undo.callback(database.close)
+        # A commit that returned survives a power cut, and so does the end of its journal.
+        database.execute("PRAGMA synchronous = EXTRA")
+        database.execute(f"PRAGMA cache_size = -{CACHED}")
+        undo.pop_all()
+        return database
 
 
-def _recorded(rows: Iterable[dict[str, Any]]) -> dict[str, Recorded]:
-    """Later rows count. Paths are checked as those of a listing are: a record must not lead outside either."""
-    files: dict[str, Recorded] = {}
-    for row in rows:
-        with suppress(KeyError, TypeError, ValueError):
-            file = _file_of(row)
-            if not flaw(file.path):
-                files[file.path] = file
-    return files
+def _header(database: sqlite3.Connection) -> Header:
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    row = database.execute("SELECT source, include, exclude, completed_at, files, bytes FROM header").fetchone()
+    if version != FORMAT or row is None:
+        raise ValueError("no record of ours")
+    source, include, exclude, completed_at, files, size = row
+    header = Header(str(source), tuple(json.loads(include)), tuple(json.loads(exclude)))
+    if completed_at is None:
+        files, size = _totals(database)
+        return replace(header, files=files, bytes=size)
+    return replace(header, completed_at=float(completed_at), files=int(files), bytes=int(size))
 
 
-def _file_of(row: dict[str, Any]) -> Recorded:
-    numbers = int(row["size"]), int(row["mtime_ns"])
-    return Recorded(str(row["path"]), str(row["key"]), numbers[0], str(row["version"]), numbers[1], str(row["crc32c"]))
+def _totals(database: sqlite3.Connection) -> tuple[int, int]:
+    files, size = database.execute("SELECT count(*), coalesce(sum(size), 0) FROM file").fetchone()
+    return int(files), int(size)

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from runner.core.diff import Conflict, Plan
+from runner.core.diff import Odd
+from runner.dataset.task import Opening
 from runner.errors import DataError
 from runner.storage.api import ObjectInfo, ObjectStore
+from runner.storage.retrying import OnRetry, ignore_retry
 
-NAMED_AT_MOST = 10
+NAMED_AT_MOST = 5
 """How many keys one message names."""
 
 LOOKED_AT = 1000
@@ -22,8 +24,12 @@ LOOKED_AT = 1000
 class Source:
     """A folder of keys in ``store``, or one key: the ``prefix``.
 
-    ``url`` names it for people and is, with the patterns, its identity in the cache. ``verify`` reads every cached file
-    again; ``extract`` is auto or never.
+    url       names it for people and is, with the patterns, its identity in the cache
+    verify    reads every cached file again
+    extract   auto or never
+    opening   opens the same store in another process; None where threads of this one are as good (folders)
+    patience  seconds for which another process tries again what fails
+    on_retry  is told of the retries there, from any thread
     """
 
     url: str
@@ -33,6 +39,29 @@ class Source:
     exclude: tuple[str, ...] = ()
     verify: bool = False
     extract: str = "auto"
+    opening: Opening | None = None
+    patience: float = 60.0
+    on_retry: OnRetry = ignore_retry
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Objects that cannot be files here: how many, and the first few of them."""
+
+    count: int = 0
+    named: tuple[Odd, ...] = ()
+
+    def __str__(self) -> str:
+        names = "; ".join(f"{odd.key!r} ({odd.reason})" for odd in self.named)
+        more = f"; and {self.count - len(self.named)} more" if self.count > len(self.named) else ""
+        return names + more
+
+    def add(self, odd: Odd) -> LeftOut:
+        named = (*self.named, odd) if len(self.named) < NAMED_AT_MOST else self.named
+        return LeftOut(self.count + 1, named)
+
+
+NOTHING_LEFT_OUT = LeftOut()
 
 
 def objects_of(source: Source) -> Iterator[ObjectInfo]:
@@ -48,21 +77,12 @@ def objects_of(source: Source) -> Iterator[ObjectInfo]:
         yield from islice((info for info in source.store.list(folder) if info.key == folder), 1)
 
 
-def conflict_error(source: Source, conflicts: tuple[Conflict, ...]) -> DataError:
-    """Names the objects that no disk can hold."""
-    named = "; ".join(f"{' and '.join(map(repr, one.keys))} ({one.reason})" for one in conflicts[:NAMED_AT_MOST])
-    more = f"; and {len(conflicts) - NAMED_AT_MOST} more" if len(conflicts) > NAMED_AT_MOST else ""
-    return DataError(
-        f"{source.url}: these objects cannot be files below one folder: {named}{more}",
-        "rename them, or leave them out with `exclude`; nothing was fetched",
-    )
-
-
-def nothing_error(source: Source, plan: Plan) -> DataError:
+def nothing_error(source: Source, unselected: int, left_out: LeftOut) -> DataError:
     """For a source without a single file to fetch or keep."""
-    left_out = [skip for skip in plan.skip if skip.reason in ("excluded", "not included")]
-    if left_out:
-        return DataError(f"{source.url}: none of its {len(left_out)} objects is selected", "check include and exclude")
+    if left_out.count:
+        return DataError(f"{source.url}: no object can be a file here: {left_out}", "rename them")
+    if unselected:
+        return DataError(f"{source.url}: none of its {unselected} objects is selected", "check include and exclude")
     return DataError(f"{source.url}: no objects", _nearest(source))
 
 

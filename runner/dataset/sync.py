@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Literal, Protocol
 
 from runner.clock import Clock
-from runner.core.diff import Fetch, Plan, Selection, plan
-from runner.dataset.fetch import Fetcher, SyncStopped, content_of
-from runner.dataset.parallel import Crew, Failure, Tick
-from runner.dataset.record import Entry, Header, Progress, Recorded, sync_file_system
-from runner.dataset.source import Source, conflict_error, nothing_error, objects_of
-from runner.errors import AccessDenied, CloudrunError, DiskFull, NotYetError
-from runner.storage.local import free_bytes, no_room, translating
+from runner.core.diff import Wanted, flaw
+from runner.dataset.compare import Comparison, Lister, ListingEnded, Page
+from runner.dataset.fetch import Places, SyncStopped
+from runner.dataset.listing import Amount, Listing, Need, Todo
+from runner.dataset.pace import Every, Rate
+from runner.dataset.record import Entry, Record, sync_file_system
+from runner.dataset.source import NOTHING_LEFT_OUT, LeftOut, Source, nothing_error
+from runner.dataset.task import Check, Checked, Failure, Outcome, Recorded, Task
+from runner.dataset.teams import Answer, Teams
+from runner.errors import AccessDenied, CloudrunError, DiskFull
+from runner.storage.local import free_bytes, no_room
 
-ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".zip")
 BATCH_FILES = 2000
 BATCH_BYTES = 256 << 20
 REPORT_EVERY = 0.5
 """Seconds between two reports of a running copy."""
 
+TICK = 0.2
+"""Seconds after which a sync to which nothing happens looks up."""
+
+MANY = 500
+"""Small files that wait, from which on worker processes are worth their start."""
+
 NAMED_AT_MOST = 3
 """How many files one error message names."""
 
 Phase = Literal["waiting", "listing", "checking", "copying", "done"]
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +50,18 @@ class Dataset:
     fetched_files: int
     fetched_bytes: int
     seconds: float
+    left_out: LeftOut = NOTHING_LEFT_OUT
 
 
 @dataclass(frozen=True, slots=True)
 class SyncProgress:
-    """How far a sync is. Totals are 0 until they are known."""
+    """How far a sync is.
+
+    listed    objects that the source has told of; all of them once ``complete``: until then totals are "at least"
+    rate      bytes per second, lately
+    eta       seconds until the end, or None where nobody can know
+    left_out  objects that cannot be files here; told at the end
+    """
 
     phase: Phase
     files: int = 0
@@ -56,207 +69,280 @@ class SyncProgress:
     bytes: int = 0
     bytes_total: int = 0
     message: str = ""
+    listed: int = 0
+    complete: bool = False
+    rate: float = 0.0
+    eta: float | None = None
+    left_out: LeftOut = NOTHING_LEFT_OUT
 
 
 Report = Callable[[SyncProgress], None]
 """Called from the thread that syncs, a few times per second at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """Room for what is to be written: bytes of content, bytes of whole blocks on the disk, number of files."""
+class Room(Protocol):
+    """The room that a cache has for one entry."""
 
-    bytes: int
-    on_disk: int
-    files: int
+    def fits(self, need: Need) -> bool:
+        """Whether there was so much when the sync began. Cheap; evicts nothing."""
+        ...
+
+    def make(self, need: Need) -> None:
+        """Evict others if that helps; raise DiskFull, with nothing evicted, if it would not."""
+        ...
 
 
-@dataclass(frozen=True, slots=True)
+class _FirstFailure(Exception):
+    """A task has failed: nothing more is handed out."""
+
+
 class Sync:
     """One synchronisation of one entry, whose lock the caller holds.
 
-    ``make_space`` raises DiskFull when it cannot; ``commit_every`` is in seconds.
+    One thread decides and keeps the record; another lists; others, here or in worker processes, fetch. All that they
+    have to tell comes to one inbox. ``commit_every``: seconds after which fetched files are put on record.
     """
 
-    source: Source
-    entry: Entry
-    make_space: Callable[[Need], None]
-    clock: Clock
-    report: Report
-    stop: threading.Event
-    workers: int
-    commit_every: float
+    def __init__(
+        self,
+        source: Source,
+        entry: Entry,
+        record: Record,
+        listing: Listing,
+        room: Room,
+        *,
+        clock: Clock,
+        report: Report,
+        stop: threading.Event,
+        workers: int,
+        commit_every: float,
+    ) -> None:
+        self._source = source
+        self._entry = entry
+        self._record = record
+        self._listing = listing
+        self._room = room
+        self._clock = clock
+        self._report = report
+        self._stop = stop
+        self._tick = min(TICK, commit_every)
+        self._inbox = SimpleQueue[Page | ListingEnded | Answer]()
+        self._comparison = Comparison(source, entry, record, listing)
+        self._places = Places(entry.files)
+        self._batch = Batch(record, clock, commit_every)
+        self._said = Every(clock, REPORT_EVERY)
+        self._rate = Rate(clock)
+        self._teams = Teams(source, entry, workers, stop, self._inbox.put)
+        self._pages = 0
+        self._listed = self._settled = self._changing = False
+        self._failures: list[Failure] = []
+        self._handed = self._fetched = Amount()
+        self._checked = 0
 
     def run(self) -> Dataset:
-        """Compare, remove what has gone, fetch what is missing, complete the record.
+        """List, compare, fetch meanwhile, remove what has gone, complete the record.
 
         Raises DataError, NotYetError, DiskFull, SyncStopped, or the error of the files that could not be fetched. What
         was fetched until then is kept and recorded.
         """
-        started = self.clock.now()
-        with translating(str(self.entry.folder)):
-            known = self.entry.read()
-            todo = self._plan(known)
-            self._refuse(todo)
-            record = known if self._is_up_to_date(todo) else self._carry_out(todo, known)
-        dataset = self._dataset(todo, record, self.clock.now() - started)
-        fetched = dataset.fetched_files, dataset.fetched_bytes
-        self.report(SyncProgress("done", fetched[0], fetched[0], fetched[1], fetched[1], self.source.url))
-        return dataset
+        started = self._clock.now()
+        self._report(SyncProgress("listing", message=self._source.url))
+        self._work()
+        self._finish()
+        header, left_out = self._record.header(), self._comparison.left_out
+        files, size = self._fetched.files, self._fetched.bytes
+        self._report(SyncProgress("done", files, files, size, size, self._source.url, left_out=left_out))
+        seconds = self._clock.now() - started
+        return Dataset(self._entry.files, header.files, header.bytes, files, size, seconds, left_out)
 
-    def _plan(self, known: Mapping[str, Recorded]) -> Plan:
-        self.report(SyncProgress("listing", message=self.source.url))
-        listing = list(self._unless_stopped(objects_of(self.source)))
-        return plan(
-            listing,
-            known,
-            prefix=self.source.prefix,
-            selection=Selection(self.source.include, self.source.exclude),
-            damaged=self._damaged(known),
+    # The course of things
+
+    def _work(self) -> None:
+        lister = self._lister = Lister(self._source, self._inbox.put)
+        try:
+            self._take_course()
+        except _FirstFailure:
+            pass
+        except BaseException:
+            self._teams.drop()
+            raise
+        finally:
+            self._teams.close()
+            lister.close()
+            self._keep_what_came()
+        self._raise_if_stopped()
+        if self._failures:
+            left = self._comparison.to_fetch.bytes - self._fetched.bytes
+            raise _one_error(self._failures, self._entry.folder, left)
+
+    def _take_course(self) -> None:
+        while not self._listed:
+            self._turn()
+        self._settle()
+        self._bring_the_rest()
+        if self._listing.waiting(Todo.BLOCKED):
+            # A file that came before the listing was complete may stand where, as it turned out, a folder is needed.
+            self._batch.commit()
+            self._remove_gone()
+            self._listing.unblock()
+            self._bring_the_rest()
+
+    def _settle(self) -> None:
+        """The listing is complete: refuse what makes no sense, remove what has gone, make room for the rest."""
+        self._comparison.leave_out(self._listing.leave_out_contended())
+        if not self._listing.count():
+            raise nothing_error(self._source, self._comparison.unselected, self._comparison.left_out)
+        self._comparison.to_fetch = self._handed + self._listing.still_to_fetch()
+        self._remove_gone()
+        self._comparison.remove_useless_parts()
+        if not self._room.fits(self._comparison.need):
+            while self._teams.flying:
+                self._turn()
+            self._batch.commit()
+            self._room.make(self._comparison.still_needed())
+        self._settled = True
+
+    def _bring_the_rest(self) -> None:
+        self._hand_out()
+        if self._teams.flying:
+            self._report(self._progress())
+        while self._teams.flying:
+            self._turn()
+
+    def _turn(self) -> None:
+        """Take what has come, or wait a little for something; hand out more."""
+        self._raise_if_stopped()
+        for message in self._messages():
+            self._take(message)
+        self._batch.commit_if_due()
+        if self._said.is_due():
+            self._report(self._progress())
+        if self._failures:
+            raise _FirstFailure
+        self._hand_out()
+
+    def _finish(self) -> None:
+        missing = [path for path in self._listing.folders() if not (self._entry.files / path).is_dir()]
+        if missing or self._record.header().completed_at is None:
+            self._change()
+        for path in missing:
+            self._places.make(f"{self._entry.files}/{path}")
+        if self._changing:
+            sync_file_system(self._entry.files)
+            self._record.complete(self._clock.now())
+
+    # What comes in
+
+    def _messages(self) -> Iterator[Page | ListingEnded | Answer]:
+        with suppress(Empty):
+            yield self._inbox.get(timeout=self._tick)
+            while True:
+                yield self._inbox.get_nowait()
+
+    def _take(self, message: Page | ListingEnded | Answer) -> None:
+        match message:
+            case Page(objects):
+                self._pages += 1
+                self._comparison.add(objects)
+                self._lister.release()
+            case ListingEnded(error):
+                if error:
+                    raise error
+                self._listed = True
+            case Answer():
+                self._teams.answered(message)
+                for outcome in message.outcomes:
+                    self._take_outcome(outcome)
+
+    def _take_outcome(self, outcome: Outcome) -> None:
+        match outcome:
+            case Recorded():
+                self._batch.add(outcome)
+                self._fetched += Amount(1, outcome.size)
+            case Checked(wanted, sound):
+                self._checked += 1
+                if not sound:
+                    self._listing.put_back(wanted)
+                    self._comparison.to_fetch += Amount(1, wanted.size)
+            case Failure():
+                self._failures.append(outcome)
+
+    def _keep_what_came(self) -> None:
+        """Put on record what came when nobody waited any more."""
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, Answer):
+                self._take(message)
+        self._batch.commit()
+
+    # What goes out
+
+    def _hand_out(self) -> None:
+        if not self._may_hand_out():
+            return
+        if self._teams.lack_workers and self._listing.waiting(Todo.SMALL) > MANY:
+            self._teams.call_workers()
+        for todo in (Todo.CHECK, Todo.BIG, Todo.SMALL):
+            free = self._teams.free(todo) if self._listing.waiting(todo) else 0
+            items = self._listing.take(todo, free) if free else []
+            if items:
+                self._teams.hand(todo, self._tasks(todo, items))
+
+    def _may_hand_out(self) -> bool:
+        """A short listing is looked at as a whole first. Of a long one the files come meanwhile, as long as there is
+        room without evicting anything: whether that would help is known only at its end.
+        """
+        return self._settled or (self._pages > 1 and not self._listed and self._room.fits(self._comparison.need))
+
+    def _tasks(self, todo: Todo, items: list[Wanted]) -> list[Task]:
+        if todo is Todo.CHECK:
+            known = self._record.known([item.path for item in items])
+            return [Check(item, known[item.path].crc32c) for item in items]
+        self._change()
+        self._handed += Amount(len(items), sum(item.size for item in items))
+        return list(items)
+
+    def _change(self) -> None:
+        """Before the first change to the files."""
+        if not self._changing:
+            self._record.reopen()
+            self._changing = True
+
+    def _remove_gone(self) -> None:
+        for paths in self._listing.gone():
+            self._change()
+            for path in paths:
+                if not flaw(path) and not self._listing.is_place_of_another(path):
+                    self._places.remove(path)
+            self._record.remove(paths)
+
+    def _progress(self) -> SyncProgress:
+        comparison, moved = self._comparison, self._teams.meter.total()
+        rate, total = self._rate.after(moved), comparison.to_fetch
+        phase: Phase = "copying" if self._handed.files else "checking" if self._checked else "listing"
+        return SyncProgress(
+            phase,
+            self._fetched.files if self._handed.files else self._checked,
+            total.files if self._handed.files else comparison.to_check,
+            moved,
+            total.bytes,
+            self._source.url if phase != "copying" else "",
+            listed=comparison.objects,
+            complete=self._listed,
+            rate=rate,
+            eta=(total.bytes - moved) / rate if self._listed and rate else None,
         )
 
-    def _refuse(self, todo: Plan) -> None:
-        """Raise for what makes no sense, before anything is touched."""
-        if todo.conflicts:
-            raise conflict_error(self.source, todo.conflicts)
-        if not todo.fetch and not todo.keep:
-            raise nothing_error(self.source, todo)
-        keys = chain((file.key for file in todo.fetch), (file.key for file in todo.keep))
-        archive = next((key for key in keys if key.lower().endswith(ARCHIVES)), None)
-        if archive and self.source.extract != "never":
-            raise NotYetError(
-                f"{self.source.url}: unpacking archives is not in this version yet ({archive})",
-                "`extract: never` brings them as they are",
-            )
-
-    def _is_up_to_date(self, todo: Plan) -> bool:
-        folders = all((self.entry.files / folder.path).is_dir() for folder in todo.folders)
-        return not todo.fetch and not todo.remove and folders and self.entry.is_complete()
-
-    def _carry_out(self, todo: Plan, known: Mapping[str, Recorded]) -> dict[str, Recorded]:
-        self.make_space(self._need(todo, known))
-        header = Header(self.source.url, self.source.include, self.source.exclude)
-        fetcher = Fetcher(self.source, self.entry, self.stop)
-        with closing(self.entry.reopen(header, known.values())) as progress:
-            for gone in todo.remove:
-                fetcher.remove(gone.path)
-            for folder in todo.folders:
-                fetcher.make_folder(self.entry.files / folder.path)
-            record = {file.path: known[file.path] for file in todo.keep}
-            record |= self._fetch_all(todo, fetcher, progress)
-        if todo.remove or todo.folders:
-            # A power cut must not bring back what no record will name any more.
-            sync_file_system(self.entry.files)
-        self.entry.complete(replace(header, completed_at=self.clock.now()), record)
-        return record
-
-    def _need(self, todo: Plan, known: Mapping[str, Recorded]) -> Need:
-        block = os.statvfs(self.entry.folder).f_frsize
-        coming = [file.size for file in todo.fetch]
-        going = [known[gone.path].size for gone in todo.remove]
-        going += [known[file.path].size for file in todo.fetch if file.reason == "changed"]
-        on_disk = _in_blocks(coming, block) - _in_blocks(going, block)
-        return Need(sum(coming) - sum(going), on_disk, len(coming) - len(going))
-
-    def _dataset(self, todo: Plan, record: Mapping[str, Recorded], seconds: float) -> Dataset:
-        fetched = sum(record[file.path].size for file in todo.fetch)
-        files = len(todo.fetch) + len(todo.keep)
-        return Dataset(self.entry.files, files, todo.totals.keep_bytes + fetched, len(todo.fetch), fetched, seconds)
-
-    def _damaged(self, known: Mapping[str, Recorded]) -> set[str]:
-        """Paths of recorded files that are not, or no longer, what was written."""
-        self.report(SyncProgress("checking", files_total=len(known), message=self.source.url))
-        files = str(self.entry.files)
-        damaged = {file.path for file in self._unless_stopped(known.values()) if not _looks_right(file, files)}
-        if self.source.verify:
-            damaged |= self._wrong_content([file for file in known.values() if file.path not in damaged])
-        return damaged
-
-    def _is_wrong(self, file: Recorded) -> tuple[str, bool]:
-        try:
-            return file.path, content_of(self.entry.files / file.path).crc32c != file.crc32c
-        except OSError:
-            # What cannot be read is no good either, and the cure is the same.
-            return file.path, True
-
-    def _wrong_content(self, files: list[Recorded]) -> set[str]:
-        crew = Crew(files, self._is_wrong, workers=self.workers, stop=self.stop)
-        wrong: dict[str, bool] = {}
-        said = Every(self.clock, REPORT_EVERY)
-        with closing(crew.results(REPORT_EVERY)) as results:
-            for result in results:
-                if isinstance(result, Failure):
-                    raise result.error
-                if not isinstance(result, Tick):
-                    wrong.update([result])
-                if said.is_due():
-                    self.report(SyncProgress("checking", len(wrong), len(files), message=self.source.url))
-        self._raise_if_stopped()
-        return {path for path, bad in wrong.items() if bad}
-
-    def _fetch_all(self, todo: Plan, fetcher: Fetcher, progress: Progress) -> dict[str, Recorded]:
-        crew = Crew(todo.fetch, lambda item: fetcher.fetch(item, crew.dropped), workers=self.workers, stop=self.stop)
-        batch = Batch(progress, self.clock, self.commit_every)
-        done: dict[str, Recorded] = {}
-        failures: list[Failure[Fetch]] = []
-        said = Every(self.clock, REPORT_EVERY)
-        try:
-            with closing(crew.results(min(REPORT_EVERY, self.commit_every))) as results:
-                for result in results:
-                    if isinstance(result, Failure):
-                        failures.append(result)
-                    elif not isinstance(result, Tick):
-                        done[result.path] = result
-                        batch.add(result)
-                    batch.commit_if_due()
-                    if said.is_due():
-                        self.report(self._progress(todo, len(done), fetcher.meter.total()))
-        finally:
-            for result in crew.rest():
-                batch.add(result)
-            batch.commit()
-        self._raise_if_stopped()
-        if failures:
-            left = sum(item.size for item in todo.fetch if item.path not in done)
-            raise _one_error(failures, self.entry.folder, left)
-        return done
-
-    def _progress(self, todo: Plan, files: int, moved: int) -> SyncProgress:
-        totals = todo.totals
-        return SyncProgress("copying", files, totals.fetch_files, moved, totals.fetch_bytes, self.source.url)
-
-    def _unless_stopped(self, items: Iterable[_T]) -> Iterator[_T]:
-        for number, item in enumerate(items):
-            if number % 256 == 0:
-                self._raise_if_stopped()
-            yield item
-
     def _raise_if_stopped(self) -> None:
-        if self.stop.is_set():
-            raise SyncStopped(f"stopped while bringing {self.source.url}", "the same command goes on from here")
-
-
-class Every:
-    """Says once per ``seconds`` that it is time."""
-
-    def __init__(self, clock: Clock, seconds: float) -> None:
-        self._clock = clock
-        self._seconds = seconds
-        self._next = clock.now()
-
-    def is_due(self) -> bool:
-        now = self._clock.now()
-        if now < self._next:
-            return False
-        self._next = now + self._seconds
-        return True
+        if self._stop.is_set():
+            raise SyncStopped(f"stopped while bringing {self._source.url}", "the same command goes on from here")
 
 
 class Batch:
     """Files that are in place and not on record yet."""
 
-    def __init__(self, progress: Progress, clock: Clock, every: float) -> None:
-        self._progress = progress
+    def __init__(self, record: Record, clock: Clock, every: float) -> None:
+        self._record = record
         self._every = Every(clock, every)
         self._files: list[Recorded] = []
         self._bytes = 0
@@ -273,23 +359,10 @@ class Batch:
     def commit(self) -> None:
         # Forgotten first: a record that failed half way is not tried again.
         files, self._files, self._bytes = self._files, [], 0
-        self._progress.commit(files)
+        self._record.add(files)
 
 
-def _looks_right(file: Recorded, folder: str) -> bool:
-    """Whether the file below ``folder`` has the size and the time that it was given when it was written."""
-    try:
-        info = os.lstat(f"{folder}/{file.path}")
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return stat.S_ISREG(info.st_mode) and (info.st_size, info.st_mtime_ns) == (file.size, file.mtime_ns)
-
-
-def _in_blocks(sizes: list[int], block: int) -> int:
-    return sum(-(-size // block) * block for size in sizes)
-
-
-def _gravity(failure: Failure[Fetch]) -> int:
+def _gravity(failure: Failure) -> int:
     """Lower is graver: our own faults, then what no other file would survive either."""
     match failure.error:
         case DiskFull():
@@ -302,13 +375,13 @@ def _gravity(failure: Failure[Fetch]) -> int:
             return 0
 
 
-def _one_error(failures: list[Failure[Fetch]], folder: Path, left: int) -> Exception:
+def _one_error(failures: list[Failure], folder: Path, left: int) -> Exception:
     """One error for all: of the gravest kind, naming the first few files. ``left`` bytes have not arrived."""
     gravest = min(failures, key=_gravity).error
     if not isinstance(gravest, CloudrunError):
         return gravest
     if isinstance(gravest, DiskFull):
         return no_room(f"on {folder}", left, free_bytes(folder), "what has arrived is kept; make room and run again")
-    named = "; ".join(f"{failure.item.key}: {failure.error}" for failure in failures[:NAMED_AT_MOST])
+    named = "; ".join(f"{failure.key}: {failure.error}" for failure in failures[:NAMED_AT_MOST])
     more = f"; and {len(failures) - NAMED_AT_MOST} more" if len(failures) > NAMED_AT_MOST else ""
     return type(gravest)(f"could not bring {named}{more}", gravest.hint)

@@ -1,4 +1,4 @@
-"""Listing x record -> plan, as tables and as properties."""
+"""What becomes of an object of a listing, as tables and as properties."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.core.diff import Conflict, Fetch, Folder, Keep, Plan, Remove, Selection, Skip, Totals, flaw, plan
+from runner.core.diff import Folder, Odd, Selection, Skip, Verdict, Wanted, flaw, folders_above, judging, why_fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,35 +102,16 @@ def test_no_pattern_is_an_error(pattern: str, path: str) -> None:
 )
 def test_exclude_wins(include: tuple[str, ...], exclude: tuple[str, ...], expected: list[str]) -> None:
     items = [Item("a.jpg"), Item("a.txt"), Item("val/a.jpg")]
-    result = plan(items, {}, selection=Selection(include, exclude))
-    assert [fetch.path for fetch in result.fetch] == expected
-    assert {skip.reason for skip in result.skip} <= {"excluded", "not included"}
-    assert len(result.fetch) + len(result.skip) == 3
+    verdicts = [judging(selection=Selection(include, exclude))(item) for item in items]
+    assert [one.path for one in verdicts if isinstance(one, Wanted)] == expected
+    skipped = [one for one in verdicts if isinstance(one, Skip)]
+    assert {skip.reason for skip in skipped} <= {"excluded", "not included"}
+    assert len(expected) + len(skipped) == 3
 
 
-def test_everything_is_new_at_first() -> None:
-    result = plan([Item("a", 3, "x"), Item("b/c", 4, "y")], {})
-    assert result.fetch == (Fetch("a", "a", 3, "x", "new"), Fetch("b/c", "b/c", 4, "y", "new"))
-    assert result.totals == Totals(fetch_files=2, fetch_bytes=7, keep_files=0, keep_bytes=0)
-    assert (result.keep, result.remove, result.folders, result.skip, result.conflicts) == ((), (), (), (), ())
-
-
-def test_what_is_there_is_kept_and_what_has_gone_goes() -> None:
-    record = {"same": Item("p/same"), "new": Item("p/new", 1, "v0"), "bad": Item("p/bad"), "gone": Item("p/gone")}
-    listing = [Item("p/same"), Item("p/new"), Item("p/bad")]
-    result = plan(listing, record, prefix="p/", damaged={"bad", "gone"})
-    assert result.keep == (Keep("same", "p/same", 1, "v1"),)
-    assert [(fetch.path, fetch.reason) for fetch in result.fetch] == [("new", "changed"), ("bad", "damaged")]
-    assert result.remove == (Remove("gone", "no longer in the source"),)
-
-
-@pytest.mark.parametrize("now", [Item("k", 2, "v1"), Item("k", 1, "v2")])
-def test_another_size_or_version_is_a_change(now: Item) -> None:
-    assert plan([now], {"k": Item("k")}).fetch[0].reason == "changed"
-
-
-def test_another_key_for_the_same_path_is_a_change() -> None:
-    assert plan([Item("p/k")], {"k": Item("k")}, prefix="p").fetch[0].reason == "changed"
+def test_exclude_comes_before_every_complaint() -> None:
+    judge = judging(selection=Selection(exclude=("../**", "a/**")))
+    assert [judge(Item(key)) for key in ("../up", "a//b")] == [Skip("../up", "excluded"), Skip("a//b", "excluded")]
 
 
 @pytest.mark.parametrize(
@@ -146,51 +127,23 @@ def test_another_key_for_the_same_path_is_a_change() -> None:
     ],
 )
 def test_the_prefix_is_a_folder_or_one_object(prefix: str, expected: dict[str, str]) -> None:
-    result = plan([Item("data/a"), Item("data/b/c"), Item("database")], {}, prefix=prefix)
-    assert {fetch.path: fetch.key for fetch in result.fetch} == expected
+    verdicts = list(map(judging(prefix), [Item("data/a"), Item("data/b/c"), Item("database")]))
+    assert {one.path: one.key for one in verdicts if isinstance(one, Wanted)} == expected
+    assert {one.reason for one in verdicts if isinstance(one, Skip)} <= {"outside of the source"}
 
 
-def test_directory_markers_make_folders() -> None:
-    listing = [Item("p/", 0), Item("p/x/", 0), Item("p/x/f"), Item("p/empty/", 0), Item("p/full/", 9)]
-    result = plan(listing, {}, prefix="p")
-    assert result.folders == (Folder("x", "p/x/"), Folder("empty", "p/empty/"))
-    assert result.skip == (
-        Skip("p/", "the source's own folder"),
-        Skip("p/full/", "its name is a folder's, but it has content"),
-    )
-    assert [fetch.path for fetch in result.fetch] == ["x/f"]
-
-
-def test_a_marker_beside_a_file_is_nothing() -> None:
-    result = plan([Item("x/", 0), Item("x"), Item("x/y/", 0)], {})
-    assert [fetch.path for fetch in result.fetch] == ["x"]
-    assert [skip.key for skip in result.skip] == ["x/", "x/y/"]
-    assert not result.folders
-    assert not result.conflicts
-
-
-@pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("below", ["x/y", "x/y/z"])
-def test_a_file_and_a_folder_of_one_name_are_a_conflict(below: str, order: int) -> None:
-    result = plan([Item("x"), Item(below)][::order], {"old": Item("old")})
-    assert result.conflicts == (Conflict(("x", below), "'x' would be a file and a folder"),)
-    assert result.remove == ()
-
-
-def test_two_keys_for_one_path_are_a_conflict() -> None:
-    result = plan([Item("a/b"), Item("a/b/b")], {}, prefix="a/b")
-    assert result.conflicts == (Conflict(("a/b", "a/b/b"), "both would be 'b'"),)
-
-
-def test_exclude_resolves_a_conflict() -> None:
-    listing = [Item("x"), Item("x/y"), Item("../up")]
-    assert len(plan(listing, {}).conflicts) == 2
-    assert plan(listing, {}, selection=Selection(exclude=("x/**", "../**"))).conflicts == ()
-
-
-def test_a_key_that_is_listed_twice_counts_once() -> None:
-    result = plan([Item("k", 1, "v1"), Item("k", 2, "v2")], {})
-    assert result.fetch == (Fetch("k", "k", 2, "v2", "new"),)
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        (Item("p/", 0), Skip("p/", "the source's own folder")),
+        (Item("p/x/", 0), Folder("x", "p/x/")),
+        (Item("p/x/y/", 0), Folder("x/y", "p/x/y/")),
+        (Item("p/x/", 9), Odd("p/x/", "its name is a folder's, but it has content")),
+        (Item("p/x/f", 3, "v"), Wanted("x/f", "p/x/f", 3, "v")),
+    ],
+)
+def test_markers_of_folders(item: Item, expected: Verdict) -> None:
+    assert judging("p")(item) == expected
 
 
 @pytest.mark.parametrize(
@@ -206,6 +159,7 @@ def test_a_key_that_is_listed_twice_counts_once() -> None:
         ("a//", "empty name"),
         ("/", "empty name"),
         ("a\nb", "control"),
+        ("a\n", "control"),
         ("a\x00b", "control"),
         ("a\x7fb", "control"),
         ("\udcff", "Unicode"),
@@ -214,73 +168,72 @@ def test_a_key_that_is_listed_twice_counts_once() -> None:
     ],
 )
 @pytest.mark.parametrize("prefix", ["", "p"])
-def test_hostile_keys_are_refused(key: str, why: str, prefix: str) -> None:
+def test_hostile_keys_are_odd(key: str, why: str, prefix: str) -> None:
     full = f"{prefix}/{key}" if prefix else key
-    result = plan([Item(full, 0), Item(f"{prefix}/ok".strip("/"))], {}, prefix=prefix)
-    [conflict] = result.conflicts
-    assert conflict.keys == (full,)
-    assert why in conflict.reason
-    assert [fetch.path for fetch in result.fetch] == ["ok"]
+    verdict = judging(prefix)(Item(full, 0))
+    assert isinstance(verdict, Odd)
+    assert verdict.key == full
+    assert why in verdict.reason
 
 
-@pytest.mark.parametrize("path", ["a", "..a", "a..", "...", ".a/b", "n" * 255, "a b", "C:\\x", "~", "-rf"])
+LONG = "/".join(["n" * 255] * 4) + "/"
+"""1,024 bytes."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "a",
+        "..a",
+        "a..",
+        "...",
+        ".a/b",
+        "n" * 255,
+        "ü" * 127,
+        "a b",
+        "C:\\x",
+        "~",
+        "-rf",
+        LONG[:-1],
+        "e\u0301",
+        "\u00e9",
+    ],
+)
 def test_harmless_paths(path: str) -> None:
     assert flaw(path) == ""
 
 
+@pytest.mark.parametrize(
+    ("known", "intact", "reason"),
+    [
+        (None, False, "new"),
+        (Item("k"), True, ""),
+        (Item("k"), False, "damaged"),
+        (Item("k", 2, "v1"), True, "changed"),
+        (Item("k", 1, "v2"), True, "changed"),
+        (Item("p/k"), True, "changed"),
+    ],
+)
+def test_why_something_is_fetched(known: Item | None, intact: bool, reason: str) -> None:
+    assert why_fetch(Item("k"), known, intact=intact) == reason
+
+
+def test_folders_above() -> None:
+    assert list(folders_above("a/b/c")) == ["a/b", "a"]
+    assert list(folders_above("a")) == []
+
+
 SEGMENT = st.sampled_from(["a", "b", "c", "..", ".", "", "x\n", "a" * 256, "a" * 255])
 KEY = st.lists(SEGMENT, min_size=1, max_size=4).map("/".join).filter(bool)
-ITEM = st.builds(Item, KEY, st.integers(0, 3), st.sampled_from(["v1", "v2"]))
-LISTING = st.lists(ITEM, max_size=12)
 PREFIX = st.sampled_from(["", "a", "a/b", "a/b/"])
-RECORD = st.dictionaries(st.sampled_from(["a", "b", "a/b", "b/c", "c"]), ITEM, max_size=4)
-
-
-def paths_of(result: Plan) -> set[str]:
-    fetched, kept = {fetch.path for fetch in result.fetch}, {keep.path for keep in result.keep}
-    return fetched | kept | {folder.path for folder in result.folders}
 
 
 @settings(deadline=None)
-@given(LISTING, RECORD, PREFIX)
-def test_nothing_is_ever_planned_outside(listing: list[Item], record: dict[str, Item], prefix: str) -> None:
-    result = plan(listing, record, prefix=prefix)
-    for path in paths_of(result):
-        assert posixpath.normpath(posixpath.join("/cache", path)) == "/cache/" + path
-        assert not path.startswith("/")
-
-
-@settings(deadline=None)
-@given(LISTING, RECORD, PREFIX)
-def test_every_object_is_accounted_for_once(listing: list[Item], record: dict[str, Item], prefix: str) -> None:
-    result = plan(listing, record, prefix=prefix)
-    told = {key for conflict in result.conflicts for key in conflict.keys}
-    told |= {fetch.key for fetch in result.fetch} | {keep.key for keep in result.keep}
-    told |= {folder.key for folder in result.folders} | {skip.key for skip in result.skip}
-    assert told == {item.key for item in listing}
-    assert len(paths_of(result)) == len(result.fetch) + len(result.keep) + len(result.folders)
-
-
-@settings(deadline=None)
-@given(LISTING, RECORD, PREFIX)
-def test_files_of_a_plan_without_conflicts_can_stand_together(
-    listing: list[Item], record: dict[str, Item], prefix: str
-) -> None:
-    result = plan(listing, record, prefix=prefix)
-    folders = {item.path for item in result.folders}
-    files = paths_of(result) - folders
-    if not result.conflicts:
-        above = {path[:end] for path in files | folders for end in range(len(path)) if path[end] == "/"}
-        assert files.isdisjoint(above | folders)
-        assert {item.path for item in result.remove} == record.keys() - files
-
-
-@settings(deadline=None)
-@given(LISTING, PREFIX)
-def test_a_plan_that_was_carried_out_leaves_nothing_to_do(listing: list[Item], prefix: str) -> None:
-    first = plan(listing, {}, prefix=prefix)
-    record = {fetch.path: Item(fetch.key, fetch.size, fetch.version) for fetch in first.fetch}
-    second = plan(listing, record, prefix=prefix)
-    assert (second.fetch, second.remove) == ((), ())
-    assert len(second.keep) == len(first.fetch)
-    assert second.totals.keep_bytes == first.totals.fetch_bytes
+@given(st.builds(Item, KEY, st.integers(0, 1)), PREFIX)
+def test_nothing_is_ever_wanted_outside(item: Item, prefix: str) -> None:
+    verdict = judging(prefix)(item)
+    assert verdict.key == item.key
+    if isinstance(verdict, Wanted | Folder):
+        assert posixpath.normpath(posixpath.join("/cache", verdict.path)) == "/cache/" + verdict.path
+        assert not verdict.path.startswith("/")
+        assert item.key.removesuffix("/").endswith(verdict.path)

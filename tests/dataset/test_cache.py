@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from runner.dataset.cache import DataCache, entry_name
+from runner.dataset.record import Entry, Header, Record
 from runner.dataset.source import Source
 from runner.dataset.sync import Dataset
 from runner.errors import DataError, DiskFull
@@ -167,7 +168,8 @@ def test_nothing_is_evicted_when_it_would_not_help(root: Path) -> None:
 def test_incomplete_entries_are_evicted_too(root: Path) -> None:
     cache = DataCache(root, limit=250 * KIB)
     [dataset] = fill(cache, "a")
-    (dataset.path.parent / "manifest.json").unlink()
+    with Record(Entry(dataset.path.parent), Header("")) as record:
+        record.reopen()
     cache.sync(source("b", 200 * KIB))
     assert cache.make_room(250 * KIB) == 200 * KIB
     assert names(cache) == []

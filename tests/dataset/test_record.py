@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from runner.dataset.record import UNKNOWN, Entry, Header, Recorded
+from runner.dataset.record import UNKNOWN, Entry, Header, Record
+from runner.dataset.task import Recorded
 
 HEADER = Header("s3://b/p", ("*.jpg",), ())
 
@@ -28,73 +29,115 @@ def entry(tmp_path: Path) -> Entry:
 
 
 def test_nothing_is_known_of_nothing(entry: Entry) -> None:
-    assert entry.read() == {}
     assert entry.header() == UNKNOWN
     assert not entry.is_complete()
     assert entry.last_used() == 0
+    assert not entry.folder.exists()
 
 
-def test_progress_grows_and_becomes_the_manifest(entry: Entry) -> None:
-    progress = entry.reopen(HEADER, [file("old")])
-    progress.commit([file("a"), file("b", 7)])
-    progress.commit([])
-    assert list(entry.read()) == ["old", "a", "b"]
-    assert entry.header() == Header("s3://b/p", ("*.jpg",), (), None, 3, 9)
-    progress.close()
-    done = Header("s3://b/p", ("*.jpg",), (), 1.5)
-    entry.complete(done, {"a": file("a"), "b": file("b", 7)})
-    assert entry.read() == {"a": file("a"), "b": file("b", 7)}
-    assert entry.header() == Header("s3://b/p", ("*.jpg",), (), 1.5, 2, 8)
-    assert not entry.progress.exists()
-    assert json.loads(entry.manifest.read_bytes())["format"] == 1
-
-
-def test_an_empty_manifest_is_json_too(entry: Entry) -> None:
-    entry.reopen(HEADER, []).close()
-    entry.complete(Header("u", (), (), 1.0), {})
-    assert json.loads(entry.manifest.read_bytes())["files"] == []
-    assert entry.header() == Header("u", (), (), 1.0)
-
-
-@pytest.mark.parametrize("cut", range(1, 40, 3))
-def test_a_torn_line_ends_the_record(entry: Entry, cut: int) -> None:
-    progress = entry.reopen(HEADER, [])
-    progress.commit([file("a"), file("b")])
-    progress.close()
-    os.truncate(entry.progress, entry.progress.stat().st_size - cut)
-    assert list(entry.read()) == ["a"]
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]\n", "null\n", '{"source": "x"}', '{"source": "x"}\n{"path": 1}\n'])
-def test_nonsense_is_no_record(entry: Entry, text: str) -> None:
-    entry.folder.mkdir()
-    entry.progress.write_text(text)
-    entry.manifest.write_text(text)
-    assert entry.read() == {}
-    assert entry.header().completed_at is None
-
-
-def test_hostile_paths_are_not_believed(entry: Entry) -> None:
-    with_hostile = [file("../x"), file("/etc/x"), file("a/../../x"), file("fine")]
-    entry.reopen(HEADER, with_hostile).close()
-    assert list(entry.read()) == ["fine"]
-
-
-def test_a_crash_between_record_and_manifest_believes_the_manifest(entry: Entry) -> None:
-    entry.reopen(HEADER, []).close()
-    entry.complete(Header("u", (), (), 1.0), {"a": file("a")})
-    entry.progress.write_text('{"source": "u"}\n')
-    assert list(entry.read()) == ["a"]
-    entry.sweep()
-    assert not entry.progress.exists()
+def test_a_record_grows_and_becomes_complete(entry: Entry) -> None:
+    with Record(entry, HEADER) as record:
+        record.reopen()
+        record.add([file("old"), file("a")])
+        record.add([file("a", 2), file("b", 7)])
+        record.add([])
+        assert record.known(["a", "b", "c"]) == {"a": file("a", 2), "b": file("b", 7)}
+        assert entry.header() == Header("s3://b/p", ("*.jpg",), (), None, 3, 10)
+        record.remove(["old"])
+        record.complete(1.5)
+    assert entry.header() == Header("s3://b/p", ("*.jpg",), (), 1.5, 2, 9)
     assert entry.is_complete()
+    assert [path.name for path in entry.folder.iterdir() if path.name != "files"] == ["record.db"]
+
+
+def test_a_record_outlives_its_process(entry: Entry) -> None:
+    with Record(entry, HEADER) as record:
+        record.reopen()
+        record.add([file("a")])
+    with Record(entry, Header("another")) as record:
+        assert record.known(["a"]) == {"a": file("a")}
+        assert record.header() == Header("s3://b/p", ("*.jpg",), (), None, 1, 1)
+
+
+def test_any_number_of_paths_may_be_asked_for(entry: Entry) -> None:
+    with Record(entry, HEADER) as record:
+        record.reopen()
+        record.add([file(f"{number}") for number in range(5000)])
+        assert len(record.known([f"{number}" for number in range(100_000)])) == 5000
+
+
+def test_reopening_is_on_the_disk_before_anything_is_touched(entry: Entry) -> None:
+    with Record(entry, HEADER) as record:
+        record.reopen()
+        record.complete(1.0)
+        record.reopen()
+        assert not entry.is_complete()
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"SQLite format 3\x00", b"\x00" * 5000])
+def test_nonsense_is_no_record(entry: Entry, text: bytes) -> None:
+    entry.folder.mkdir()
+    entry.record.write_bytes(text)
+    assert entry.header() == UNKNOWN
+    with Record(entry, HEADER) as record:
+        assert record.header() == HEADER
+        assert record.known(["a"]) == {}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["PRAGMA user_version = 2", "DROP TABLE header", "DELETE FROM header", "UPDATE header SET include = '['"],
+)
+def test_a_record_of_another_kind_is_none(entry: Entry, statement: str) -> None:
+    with Record(entry, HEADER) as record:
+        record.reopen()
+        record.add([file("a")])
+    with closing(sqlite3.connect(entry.record)) as database, database:
+        database.execute(statement)
+    assert entry.header() == UNKNOWN
+    with Record(entry, HEADER) as record:
+        assert record.known(["a"]) == {}
+
+
+def test_a_record_that_is_being_made_is_none_yet(entry: Entry) -> None:
+    """What a crash leaves: the transaction that makes the tables has not ended."""
+    entry.folder.mkdir()
+    with closing(sqlite3.connect(entry.record)) as database:
+        database.execute("BEGIN")
+        database.execute("CREATE TABLE header (source TEXT)")
+        assert entry.header() == UNKNOWN
+    with Record(entry, HEADER) as record:
+        assert record.header() == HEADER
+
+
+CRASHING = """
+import os, sys
+from pathlib import Path
+from runner.dataset.record import Entry, Header, Record
+from runner.dataset.task import Recorded
+record = Record(Entry(Path(sys.argv[1])), Header("u"))
+record.reopen()
+record.add([Recorded("a", "a", 1, "v", 1, "")])
+record.database.execute("INSERT INTO file VALUES ('b', 'b', 1, 'v', 1, '')")
+record.database.execute("PRAGMA main.cache_spill = 1")
+rows = [("x" * 500 + str(number),) for number in range(40000)]
+record.database.executemany("INSERT INTO file VALUES (?, 'b', 1, 'v', 1, '')", rows)
+os._exit(9)
+"""
+
+
+def test_a_crash_in_the_middle_of_a_batch_believes_the_batches_before(entry: Entry) -> None:
+    done = subprocess.run([sys.executable, "-c", CRASHING, str(entry.folder)], check=False)
+    assert done.returncode == 9
+    assert entry.record.with_name("record.db-journal").stat().st_size > 0, "the crash left something to roll back"
+    assert entry.header() == Header("u", files=1, bytes=1)
+    with Record(entry, HEADER) as record:
+        assert list(record.known(["a", "b"])) == ["a"]
 
 
 SCRIPT = """
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from runner.clock import SystemClock
 from runner.dataset.cache import DataCache
 from runner.dataset.source import Source
 from runner.storage.memory import MemoryStore
@@ -112,7 +155,7 @@ def traced(tmp_path: Path, *arguments: str) -> list[str]:
     if shutil.which("strace") is None:
         pytest.skip("strace is not here")
     trace = tmp_path / "trace"
-    calls = "trace=rename,syncfs,fsync,unlink"
+    calls = "trace=rename,syncfs,fsync,fdatasync,unlink"
     command = ["strace", "-f", "-y", "-s", "300", "-o", str(trace), "-e", calls, sys.executable, "-B", "-c", SCRIPT]
     done = subprocess.run([*command, str(tmp_path / "cache"), *arguments], check=False, capture_output=True, text=True)
     if "ptrace" in done.stderr:
@@ -121,28 +164,29 @@ def traced(tmp_path: Path, *arguments: str) -> list[str]:
     return [_step(line) for line in _whole_calls(trace.read_text()) if "/cache/" in line]
 
 
-def test_files_reach_the_disk_before_their_lines(tmp_path: Path) -> None:
+WRITTEN = "sync record.db"
+FORGET_JOURNAL = "unlink record.db-journal"
+
+
+def test_files_reach_the_disk_before_their_rows(tmp_path: Path) -> None:
     steps = traced(tmp_path)
-    starts = [number for number, step in enumerate(steps) if step == "syncfs files"]
-    for start in starts:
-        # Meanwhile the other thread may put the next file in place.
-        following = [step for step in steps[start + 1 :] if step != "rename b"]
-        assert following[0] == "fsync progress.jsonl"
-    assert steps.index("rename a") < steps.index("syncfs files")
-    assert (
-        steps.index("rename b")
-        < starts[-1]
-        < steps.index("rename manifest.json")
-        < steps.index("unlink progress.jsonl")
-    )
-    before_manifest = steps[: steps.index("rename manifest.json")]
-    assert "part" in before_manifest[-1]
+    reopened = steps.index(WRITTEN, steps.index(WRITTEN) + 1)
+    placed = [steps.index("rename a"), steps.index("rename b")]
+    flushed = steps.index("syncfs files")
+    recorded = steps.index(WRITTEN, flushed)
+    completed = steps.index(WRITTEN, recorded + 1)
+    assert reopened < min(placed) < max(placed) < flushed < recorded < completed
+    assert WRITTEN not in steps[min(placed) : flushed]
+    assert "syncfs files" in steps[recorded:completed]
+    after_a_commit = steps[completed + 1 : completed + 3]
+    assert after_a_commit[0] == FORGET_JOURNAL
+    assert re.fullmatch(r"sync s-[0-9a-f]{12}", after_a_commit[1]), "the end of the journal is durable too"
 
 
-def test_what_was_removed_is_gone_for_good_before_the_manifest_says_so(tmp_path: Path) -> None:
+def test_what_was_removed_is_gone_for_good_before_the_record_says_so(tmp_path: Path) -> None:
     steps = traced(tmp_path, "and remove")
     after = steps[steps.index("unlink b") :]
-    assert "syncfs files" in after[: after.index("rename manifest.json")]
+    assert "syncfs files" in after[: after.index(WRITTEN)]
 
 
 def _whole_calls(trace: str) -> Iterator[str]:
@@ -159,9 +203,9 @@ def _whole_calls(trace: str) -> Iterator[str]:
 
 
 def _step(line: str) -> str:
-    match = re.search(r"(rename|syncfs|fsync|unlink)\((.*)\)\s+= 0", line)
+    match = re.search(r"(rename|syncfs|fsync|fdatasync|unlink)\((.*)\)\s+= 0", line)
     if not match:
         return line
     call, arguments = match.groups()
     names = re.findall(r"/([^/<>\"]+)[>\"]", arguments)
-    return f"{call} {names[-1]}"
+    return f"{re.sub('^f(data)?sync$', 'sync', call)} {names[-1]}"
