@@ -86,7 +86,7 @@ def access_of(spec: JobSpec, url: str, environ: Mapping[str, str]) -> Access:
         kms_key=options.kms_key,
         requester_pays=options.requester_pays,
         concurrency=options.concurrency,
-        environ=environ,
+        environ=dict(environ),
     )
 
 
@@ -125,6 +125,9 @@ def open_source(spec: JobSpec, data: Data, environ: Mapping[str, str], retry: Re
         exclude=data.exclude,
         verify=data.verify,
         extract=data.extract,
+        opening=None if root.startswith("file://") else opening,
+        patience=STORE_PATIENCE,
+        on_retry=retry.on_retry,
     )
 
 

@@ -55,6 +55,15 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Whole:
+    """A small object, all of it, and what an :class:`Answer` says of it."""
+
+    data: bytes
+    version: str
+    proof: Proof | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """A part that the store has; ``number`` counts from 1, ``tag`` is what the store calls it."""
 
@@ -95,6 +104,10 @@ class Bucket(Protocol):
         """The bytes of an object from ``start`` on, ``length`` of them or all. With ``version``, ObjectChanged unless
         the object is that version: decided by the store, within the request. ``key`` may be odd (``a//b``, ``../x``).
         """
+        ...
+
+    def read(self, key: str) -> Whole:
+        """All of a small object. The same as :meth:`get`, for the many: at the least cost."""
         ...
 
     def proof(self, key: str, version: str) -> Proof | None:

@@ -69,7 +69,7 @@ class BucketStore:
         for page in self._pages(prefix, delimiter=False):
             for info in page.objects:
                 if not info.key.startswith(PROBE, len(self._prefix)):
-                    yield replace(info, key=info.key.removeprefix(self._prefix))
+                    yield ObjectInfo(info.key[len(self._prefix) :], info.size, info.version, info.modified)
 
     def folders(self, prefix: str = "") -> Iterator[str]:
         check_folder(prefix)
@@ -166,11 +166,12 @@ class BucketStore:
             token = page.next
 
     def _look(self, whole: str) -> tuple[bytes, str]:
-        with self._bucket.get(whole) as answer:
-            data, version, proof = b"".join(answer.chunks), answer.version, answer.proof
-        if proof is not None and digest(data, proof) != proof.digest and self._bucket.proof(whole, version) is not None:
-            raise StoreUnreachable(f"{self._bucket.url}/{whole}: its bytes do not match its {proof.kind}")
-        return data, version
+        found = self._bucket.read(whole)
+        proof = found.proof
+        wrong = proof is not None and digest(found.data, proof) != proof.digest
+        if wrong and (sure := self._bucket.proof(whole, found.version)) is not None:
+            raise StoreUnreachable(f"{self._bucket.url}/{whole}: its bytes do not match its {sure.kind}")
+        return found.data, found.version
 
     # Conditions
 

@@ -66,7 +66,7 @@ class Retry:
         sleep: Callable[[float], None] | None = None,
     ) -> None:
         self._give_up_after = give_up_after
-        self._on_retry = on_retry
+        self.on_retry = on_retry
         self._deadline = deadline
         self._clock = clock or SystemClock()
         self.stop = stop or threading.Event()
@@ -79,26 +79,46 @@ class Retry:
         self, operation: str, call: Callable[[], _Result], worth: Callable[[BaseException], bool] = worth_retrying
     ) -> _Result:
         """What ``call`` returns, in the end. ``operation`` names it for the listener."""
+        try:
+            return call()
+        except CloudrunError as error:
+            if not worth(error):
+                raise
+            # Small objects come by the thousand: what works at once must not pay for what may fail.
+            return self._again(operation, call, worth, error)
+
+    def _again(
+        self,
+        operation: str,
+        call: Callable[[], _Result],
+        worth: Callable[[BaseException], bool],
+        first: CloudrunError,
+    ) -> _Result:
         patience = _Patience(self._give_up_after, self._deadline, self._clock)
         return tenacity.Retrying(
             retry=tenacity.retry_if_exception(worth),
             wait=patience.wait,
             stop=lambda _state: self.stop.is_set() or patience.is_over(),
-            before_sleep=lambda state: self._on_retry(operation, _error_of(state), state.upcoming_sleep),
+            before_sleep=lambda state: self.on_retry(operation, _error_of(state), state.upcoming_sleep),
             sleep=self._sleep,
             reraise=True,
-        )(self._unless_stopped(call))
+        )(self._unless_stopped(call, first))
 
     def went_on(self, operation: str, error: CloudrunError) -> None:
         """Tell of a failure after which the call goes on at once, since much had moved before it."""
-        self._on_retry(operation, error, 0.0)
+        self.on_retry(operation, error, 0.0)
 
-    def _unless_stopped(self, call: Callable[[], _Result]) -> Callable[[], _Result]:
-        """``call``, which raises its last error instead of trying again once we are told to stop."""
+    def _unless_stopped(self, call: Callable[[], _Result], first: CloudrunError) -> Callable[[], _Result]:
+        """``call``, whose first try has failed already; it raises its last error instead of trying again once we are
+        told to stop.
+        """
         last: list[CloudrunError] = []
 
         def attempt() -> _Result:
-            if last and self.stop.is_set():
+            if not last:
+                last[:] = [first]
+                raise first
+            if self.stop.is_set():
                 raise last[-1]
             try:
                 return call()

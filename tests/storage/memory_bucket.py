@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from runner.errors import ObjectChanged, ObjectExists, ObjectMissing, StoreUnreachable
 from runner.storage.api import ObjectInfo
-from runner.storage.bucket import Answer, Buffer, Page, Part, Proof, Unfinished
+from runner.storage.bucket import Answer, Buffer, Page, Part, Proof, Unfinished, Whole
 
 CHUNK = 1 << 20
 PAGE = 3
@@ -63,6 +63,10 @@ class MemoryBucket:
         proof = Proof("md5", hashlib.md5(data).hexdigest()) if whole else None
         end = len(data) if length is None else min(len(data), start + length)
         yield Answer(len(data), there, self._chunks(key, data[start:end]), proof)
+
+    def read(self, key: str) -> Whole:
+        with self.get(key) as answer:
+            return Whole(b"".join(answer.chunks), answer.version, answer.proof)
 
     def proof(self, key: str, version: str) -> Proof | None:
         self.hook("proof", key)

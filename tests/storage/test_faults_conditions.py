@@ -11,7 +11,7 @@ import pytest
 
 from runner.errors import ObjectChanged, ObjectExists
 from tests.faults.campaign import LONGEST_CALL, WEIGHTS, patient, run_all, spoilt
-from tests.faults.plans import Fault, Kind, Once, Request, nothing
+from tests.faults.plans import STALLS, Fault, Kind, Once, Request, nothing
 from tests.servers import Server
 
 RIVALS = 3
@@ -46,7 +46,7 @@ def race_all(server: Server, seed: int, races: int) -> None:
 
         run_all(race, races, seed)
         assert proxy.done.total() >= 200
-        assert set(proxy.done) == set(WEIGHTS)
+        assert proxy.done.keys() >= WEIGHTS.keys() - STALLS
 
 
 def test_one_of_several_creates_a_key_despite_two_hundred_faults(seaweedfs: Server) -> None:

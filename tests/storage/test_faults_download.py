@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from runner.errors import CorruptData, CredentialsExpired, ObjectChanged, StoreUnreachable
-from tests.faults.campaign import WEIGHTS, is_object, patient, run_all, spoilt
-from tests.faults.plans import Fault, Kind, Once, nothing
+from runner.storage.opening import open_store
+from tests.faults.campaign import WEIGHTS, is_object, knowable, patient, run_all, spoilt
+from tests.faults.plans import STALLS, Fault, Kind, Once, Request
 from tests.servers import Server
 
 BUCKET = "faults-download"
@@ -49,9 +50,14 @@ def download_small(server: Server, truth: Truth, folder: Path, seed: int, count:
         return proxy.done
 
 
+def if_not_too_long(request: Request, kind: Kind) -> bool:
+    """The first answer tells the length of an object: more of that in a test of its own."""
+    return knowable(request, kind) and (kind is not Kind.LONGER or request.range != "")
+
+
 def download_large(server: Server, truth: Truth, folder: Path, seed: int, count: int) -> Counter[Kind]:
     data, version = truth["large"]
-    with spoilt(server, BUCKET, seed, patience=4) as (store, proxy):
+    with spoilt(server, BUCKET, seed, patience=4, allowed=if_not_too_long) as (store, proxy):
 
         def download(number: int) -> None:
             target, flips = folder / f"{number}", proxy.done[Kind.FLIP_ANSWER]
@@ -70,9 +76,9 @@ def download_large(server: Server, truth: Truth, folder: Path, seed: int, count:
 
 
 def test_downloads_survive_two_hundred_faults(seaweedfs: Server, truth: Truth, tmp_path: Path) -> None:
-    done = download_small(seaweedfs, truth, tmp_path, 1, 160) + download_large(seaweedfs, truth, tmp_path, 1, 16)
+    done = download_small(seaweedfs, truth, tmp_path, 1, 260) + download_large(seaweedfs, truth, tmp_path, 1, 10)
     assert done.total() >= 200
-    assert set(done) == set(WEIGHTS) - {Kind.FLIP_REQUEST}  # requests have no bodies
+    assert done.keys() >= WEIGHTS.keys() - STALLS
 
 
 @pytest.mark.soak
@@ -86,7 +92,10 @@ def test_downloads_survive_random_faults(seaweedfs: Server, truth: Truth, tmp_pa
 def test_a_download_goes_on_where_the_process_before_died(seaweedfs: Server, truth: Truth, tmp_path: Path) -> None:
     """Each call is a process without any patience: the first fault ends it, and the next one takes over."""
     data, version = truth["large"]
-    with spoilt(seaweedfs, BUCKET, 4, probability=0.6, retry=patient(0.0), patience=4) as (store, proxy):
+    with spoilt(seaweedfs, BUCKET, 4, probability=0.6, retry=patient(0.0), patience=4, allowed=if_not_too_long) as (
+        store,
+        proxy,
+    ):
         for number in range(4):
             target, note, deaths = tmp_path / f"{number}", tmp_path / "note", 0
             while deaths < 40:
@@ -122,18 +131,24 @@ def test_another_version_is_never_taken_for_the_one_asked_for(seaweedfs: Server,
         assert proxy.done.total() >= 20
 
 
+@pytest.fixture(scope="module")
+def in_parts(seaweedfs: Server, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The content of ``parts``, which has no digest: its ETag is no MD5. More than a range."""
+    seaweedfs.make_bucket("faults-length")
+    source = tmp_path_factory.mktemp("parts") / "source"
+    source.write_bytes(random.Random(7).randbytes(33 << 20))
+    open_store("s3://faults-length/data", seaweedfs.access(), patient()).upload(source, "parts")
+    return source.read_bytes()
+
+
 @pytest.mark.parametrize("kind", [Kind.SHORTER, Kind.TRUNCATED, Kind.LONGER])
 @pytest.mark.parametrize("at", [0.05, 0.5, 0.97])
-def test_an_object_without_a_digest_keeps_its_length(seaweedfs: Server, tmp_path: Path, kind: Kind, at: float) -> None:
-    """One in parts: its ETag is no MD5, and what the first answer claims of its length may be wrong."""
-    bucket, data = f"faults-length-{kind.name.lower()}-{int(at * 100)}", random.Random(7).randbytes(33 << 20)
-    seaweedfs.make_bucket(bucket)
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.write_bytes(data)
-    with spoilt(seaweedfs, bucket, 7, patience=4) as (store, proxy):
-        proxy.plan = nothing
-        store.upload(source, "parts")
+def test_an_object_without_a_digest_keeps_its_length(
+    seaweedfs: Server, in_parts: bytes, tmp_path: Path, kind: Kind, at: float
+) -> None:
+    """What the first answer claims of its length may be wrong."""
+    with spoilt(seaweedfs, "faults-length", 7, patience=4) as (store, proxy):
         proxy.plan = Once(Fault(kind, at), concerns=is_object)
-        store.download("parts", target)
+        store.download("parts", tmp_path / "target")
         assert proxy.done == {kind: 1}
-    assert target.read_bytes() == data
+    assert (tmp_path / "target").read_bytes() == in_parts

@@ -11,12 +11,11 @@ import pytest
 from runner.storage.opening import open_store
 from runner.storage.retrying import Retry
 from tests.faults.campaign import WEIGHTS, run_all, spoilt
-from tests.faults.plans import Kind
+from tests.faults.plans import STALLS, Kind
 from tests.servers import Server
 
 BUCKET = "faults-list"
 KEYS = frozenset(f"{number % 7}/{number:05d}" for number in range(2500))
-BODILESS = {Kind.FLIP_REQUEST, Kind.FLIP_ANSWER}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def list_all(server: Server, seed: int, times: int) -> None:
 
         run_all(look, times, seed)
         assert proxy.done.total() >= 200
-        assert set(proxy.done) == set(WEIGHTS) - BODILESS
+        assert proxy.done.keys() >= WEIGHTS.keys() - STALLS - {Kind.FLIP_ANSWER}  # listings have no digest
 
 
 def test_listings_survive_two_hundred_faults(listed: Server) -> None:
@@ -55,10 +54,7 @@ def test_listings_survive_random_faults(listed: Server) -> None:
 
 
 def test_folders_survive_faults(listed: Server) -> None:
-    with spoilt(listed, BUCKET, 2, allowed=lambda _request, kind: kind not in BODILESS | {Kind.PORTAL}) as (
-        store,
-        proxy,
-    ):
+    with spoilt(listed, BUCKET, 2) as (store, proxy):
 
         def look(number: int) -> None:
             assert sorted(store.folders()) == [str(digit) for digit in range(7)]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import StoreUnreachable
+from runner.errors import CredentialsExpired, StoreError, StoreUnreachable
 from runner.storage.api import Sink
 from tests.faults.campaign import WEIGHTS, patient, run_all, spoilt
-from tests.faults.plans import Kind
+from tests.faults.plans import BODIES, STALLS, Fault, Kind, Once
 from tests.servers import Server
 
 SMALL = 200_000
@@ -56,9 +56,9 @@ def upload_all(server: Server, folder: Path, seed: int, count: int, size: int) -
 
 
 def test_uploads_survive_two_hundred_faults(seaweedfs: Server, tmp_path: Path) -> None:
-    done = upload_all(seaweedfs, tmp_path, 1, 170, SMALL) + upload_all(seaweedfs, tmp_path, 1, 12, IN_PARTS)
+    done = upload_all(seaweedfs, tmp_path, 1, 230, SMALL) + upload_all(seaweedfs, tmp_path, 1, 8, IN_PARTS)
     assert done.total() >= 200
-    assert set(done) == set(WEIGHTS) - {Kind.FLIP_ANSWER}  # nothing is read
+    assert done.keys() >= WEIGHTS.keys() - STALLS - BODIES  # next to no answer has a body
 
 
 @pytest.mark.soak
@@ -75,16 +75,48 @@ def test_an_upload_goes_on_where_the_process_before_died(seaweedfs: Server, tmp_
     seaweedfs.make_bucket(bucket)
     source, note = tmp_path / "source", tmp_path / "note"
     with spoilt(seaweedfs, bucket, seed, probability=0.6, retry=patient(0.0), patience=4) as (store, proxy):
-        for number in range(4):
+        for number in range(2):
             source.write_bytes(content(seed, number, IN_PARTS))
             deaths = 0
             while deaths < 30:
                 try:
                     store.upload(source, f"{number}", note=note)
                     break
-                except StoreUnreachable:
+                except (StoreUnreachable, CredentialsExpired):
                     deaths += 1
             assert not note.exists()
             there = seaweedfs.client().get_object(Bucket=bucket, Key=f"data/{number}")["Body"].read()
             assert there == source.read_bytes()
-        assert proxy.done.total() >= 10
+        assert proxy.done.total() >= 4
+
+
+@pytest.mark.parametrize("size", [SMALL, IN_PARTS])
+def test_a_flipped_bit_is_not_stored(seaweedfs: Server, tmp_path: Path, size: int) -> None:
+    """Also where the server does not compare the bytes with their signature: its ETag tells what it has."""
+    bucket, source = f"faults-flipped-{size}", tmp_path / "source"
+    seaweedfs.make_bucket(bucket)
+    source.write_bytes(content(3, 0, size))
+    with spoilt(seaweedfs, bucket, 3, patience=4) as (store, proxy):
+        proxy.plan = Once(Fault(Kind.FLIP_REQUEST), concerns=lambda request: request.method == "PUT")
+        store.upload(source, "flipped")
+        assert proxy.done == {Kind.FLIP_REQUEST: 1}
+    assert seaweedfs.client().get_object(Bucket=bucket, Key="data/flipped")["Body"].read() == source.read_bytes()
+
+
+@pytest.mark.parametrize("method", ["HEAD", "PUT", "POST"])
+def test_half_the_head_of_an_answer_is_no_answer(seaweedfs: Server, tmp_path: Path, method: str) -> None:
+    """Python's http.client takes the end of the connection for the end of the head."""
+    bucket, source = f"faults-head-{method.lower()}", tmp_path / "source"
+    seaweedfs.make_bucket(bucket)
+    source.write_bytes(content(4, 0, (16 << 20) + 1))
+    with spoilt(seaweedfs, bucket, 4, patience=4) as (store, proxy):
+        for percent in range(0, 100, 7):
+            plan = Once(Fault(Kind.CUT_ANSWER, percent / 100), concerns=lambda request: request.method == method)
+            proxy.plan = plan
+            try:
+                info = store.upload(source, f"{percent}")
+            except StoreError:
+                continue
+            there = seaweedfs.client().get_object(Bucket=bucket, Key=f"data/{percent}")
+            assert (info.size, f'"{info.version}"') == (source.stat().st_size, there["ETag"])
+            assert there["Body"].read() == source.read_bytes()

@@ -27,7 +27,7 @@ from runner.errors import (
 from runner.storage.access import Access
 from runner.storage.answers import EXPIRED, UNKNOWN_WHO, Asked, error_of
 from runner.storage.api import ObjectInfo
-from runner.storage.bucket import Answer, Buffer, Page, Part, Proof, Unfinished
+from runner.storage.bucket import Answer, Buffer, Page, Part, Proof, Unfinished, Whole
 from runner.storage.obs.credentials import Credentials, Keys
 from runner.storage.obs.endpoint import Endpoint, endpoint_of
 from runner.storage.obs.replies import (
@@ -114,6 +114,10 @@ class ObsBucket:
             yield self._answer(asked, answer, version, span)
         finally:
             _release(stream)
+
+    def read(self, key: str) -> Whole:
+        with self.get(key) as answer:
+            return Whole(b"".join(answer.chunks), answer.version, answer.proof)
 
     def _answer(self, asked: Asked, answer: Any, version: str | None, span: tuple[int, int | None] | None) -> Answer:
         etag = self._version(asked, answer)

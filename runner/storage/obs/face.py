@@ -15,7 +15,7 @@ from itertools import islice
 from runner.errors import CloudrunError
 from runner.storage.access import Access
 from runner.storage.api import ObjectInfo
-from runner.storage.bucket import Answer, Bucket, Page
+from runner.storage.bucket import Answer, Bucket, Page, Whole
 from runner.storage.obs.bucket import ObsBucket
 from runner.storage.obs.credentials import Credentials, Keys
 from runner.storage.obs.endpoint import endpoint_of
@@ -53,6 +53,10 @@ class QuickBucket(ObsBucket):
         get = super().get if (face := self._face(key.rpartition("/")[0])) is None else face.get
         with get(key, version=version, start=start, length=length) as answer:
             yield answer
+
+    def read(self, key: str) -> Whole:
+        read = super().read if (face := self._face(key.rpartition("/")[0])) is None else face.read
+        return read(key)
 
     def _face(self, prefix: str) -> Bucket | None:
         with self._deciding:

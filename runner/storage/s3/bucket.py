@@ -12,7 +12,7 @@ import obstore
 from runner.errors import ObjectChanged, ObjectExists, ObjectMissing
 from runner.storage.access import Access
 from runner.storage.api import ObjectInfo
-from runner.storage.bucket import Answer, Buffer, Page, Part, Proof, Unfinished
+from runner.storage.bucket import Answer, Buffer, Page, Part, Proof, Unfinished, Whole
 from runner.storage.s3.answers import error_in, lacks_operation
 from runner.storage.s3.connection import Connection
 from runner.storage.s3.copying import Copier
@@ -75,11 +75,10 @@ class S3Bucket:
     ) -> AbstractContextManager[Answer]:
         return self._reader.get(key, version, start, length)
 
+    def read(self, key: str) -> Whole:
+        return self._reader.read(key)
+
     def proof(self, key: str, version: str) -> Proof | None:
-        """The digest that the store keeps of this version, or None where it keeps none that we know. What an Answer
-        says is the same without a request of its own, but may be wrong where a bucket mixes ways of encryption: ask
-        before an object that does not match is called damaged.
-        """
         return self._reader.proof(key, version)
 
     def put(self, key: str, data: Buffer, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
