@@ -21,6 +21,8 @@ from runner.errors import CloudrunError, UsageError
 from runner.report.status import render, summary
 from runner.storage.api import ObjectStore
 from runner.supervisor.history import local_segments, order, segment_bytes, stored_segments
+from runner.supervisor.lease_body import Body, read_body
+from runner.wiring import read_supervisor
 
 WATCH_EVERY = 2.0
 FOLLOW_EVERY = 0.5
@@ -51,10 +53,30 @@ def status(job: str | None, as_json: bool, watch: bool) -> None:
 
 def where_it_stands(known: KnownJob, now: float) -> dict[str, Any]:
     """The status; of a supervisor on another machine nobody here can tell whether it lives."""
-    told = status_of(known.name, known.account(), now, alive=known.is_alive())
+    account = known.account()
+    here = read_supervisor(known.local).get("session") if known.is_alive() else None
+    speaks = bool(account.sessions) and account.sessions[-1].id == here
+    told = status_of(known.name, account, now, alive=speaks)
     if not told["alive"] and told["host"] != socket.gethostname():
         told["alive"] = None
-    return told
+    lease = known.ask(lambda store: read_body(store, known.keys.lease()) if store else None, enough=True)
+    told["lease"] = describe_lease(lease) if lease else told["lease"]
+    return told if here is None or speaks else told | standing_by(told["lease"], here)
+
+
+def describe_lease(lease: Body) -> dict[str, Any] | None:
+    """None while nobody holds it."""
+    if lease.released:
+        return None
+    hosts = sorted(one.host for one in lease.standby)
+    return {"holder": lease.holder, "host": lease.host, "epoch": lease.epoch, "standby": hosts}
+
+
+def standing_by(lease: dict[str, Any] | None, here: str) -> dict[str, Any]:
+    """What differs while the supervisor of this machine waits for another one, or has only just begun."""
+    other = lease is not None and lease["holder"] != here
+    reason = f"{lease['host']} runs this job" if lease and other else None
+    return {"phase": "waiting", "alive": True, "outcome": None, "exit_code": None, "reason": reason}
 
 
 def show(told: dict[str, Any], now: float, *, as_json: bool, clear: bool) -> None:

@@ -30,21 +30,38 @@ SECONDS_TO_DETACH = 20.0
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a field of the spec.")
 @click.option("--detach", is_flag=True, help="Go on in the background; come back when the job has started.")
 @click.option("--fresh", is_flag=True, help="Begin a new run, from the first step; older runs stay in the store.")
+@click.option("--standby", is_flag=True, help="Begin nothing: follow another machine that has begun the job.")
 @click.option("--dry-run", is_flag=True, help="Say what would happen, and do nothing.")
 @click.option("--quiet", is_flag=True, help="Do not show what the trainer prints; it is in the logs.")
-def submit(spec: Path, overrides: tuple[str, ...], detach: bool, fresh: bool, dry_run: bool, quiet: bool) -> int:
+def submit(
+    spec: Path,
+    overrides: tuple[str, ...],
+    *,
+    detach: bool,
+    fresh: bool,
+    standby: bool,
+    dry_run: bool,
+    quiet: bool,
+) -> int:
     """Run the job SPEC on this machine until it is done, or this machine is.
 
-    Start it again with the same command, here or on the next machine: it goes on from the newest checkpoint. Exit
-    codes: 0 done; 75 asked to leave, run the same command again; 70 the trainer failed for good; 73 the last checkpoint
-    could not be stored, run the same command again here.
+    Start it again with the same command, here or on the next machine: it goes on from the newest checkpoint. While
+    another machine runs the job this one stands by: it brings the data here, and takes over within seconds when the
+    other one leaves without having finished, and within half a minute when it dies.
+
+    Exit codes: 0 done; 75 asked to leave, run the same command again; 70 the trainer failed for good; 73 the last
+    checkpoint could not be stored, run the same command again here.
     """
-    if dry_run or detach:
-        return plan(spec, overrides, fresh=fresh) if dry_run else start_in_background(spec, overrides, fresh=fresh)
+    if fresh and standby:
+        raise UsageError("--fresh and --standby exclude each other", "begin the new run on the machine that goes first")
+    if dry_run:
+        return plan(spec, overrides, fresh=fresh)
+    if detach:
+        return start_in_background(spec, overrides, fresh=fresh, standby=standby)
     inbox = Inbox()
     # From here on a SIGTERM is a request to leave, also while the rest is still being loaded.
     with signals_posted(inbox.post):
-        return load(spec, overrides).run(inbox, fresh=fresh, quiet=quiet)
+        return load(spec, overrides).run(inbox, fresh=fresh, standby=standby, quiet=quiet)
 
 
 def load(spec: Path, overrides: tuple[str, ...]) -> Submission:
@@ -59,7 +76,7 @@ def plan(spec: Path, overrides: tuple[str, ...], *, fresh: bool) -> int:
     return ExitCode.SUCCEEDED
 
 
-def start_in_background(spec: Path, overrides: tuple[str, ...], *, fresh: bool) -> int:
+def start_in_background(spec: Path, overrides: tuple[str, ...], *, fresh: bool, standby: bool) -> int:
     """Start the same command in a session of its own, and wait until it holds the job or has ended."""
     submission = load(spec, overrides)
     local = submission.job.local
@@ -68,7 +85,8 @@ def start_in_background(spec: Path, overrides: tuple[str, ...], *, fresh: bool) 
     local.state.mkdir(parents=True, exist_ok=True)
     # -P: a folder called runner, here, is not ours.
     command = [sys.executable, "-P", "-m", "runner", "submit", str(spec), "--quiet"]
-    command += [word for override in overrides for word in ("--set", override)] + ["--fresh"] * fresh
+    command += [word for override in overrides for word in ("--set", override)]
+    command += ["--fresh"] * fresh + ["--standby"] * standby
     with local.console.open("wb") as log:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True

@@ -14,12 +14,13 @@ from runner.checkpoint.transfer import list_stored
 from runner.cli.main import complain
 from runner.cli.progress import SyncReport
 from runner.core.record import Entry
-from runner.core.state import Checkpoint, Ending
+from runner.core.state import Checkpoint, Ending, age
 from runner.errors import ExitCode
 from runner.files import is_locked
 from runner.report.console import narrate
 from runner.spec import SpecInvalid, load_spec, not_yet, unmet_needs
 from runner.supervisor.inbox import Inbox
+from runner.supervisor.lease_body import read_body
 from runner.supervisor.output import Console, Secrets
 from runner.supervisor.recovery import choose_run
 from runner.wiring import Job, open_job, read_supervisor, run_job
@@ -65,11 +66,14 @@ class Submission:
             f"checkpoints {spec.checkpoint_dir or job.local.checkpoints(run)}",
         ]
         lines += [f"data        {data.source} -> {data.target or '.'}" for data in spec.data]
-        begin = f"step {stored[0].step} ({stored[0].id})" if stored else "the first step"
+        newest = max(stored, key=age, default=None)
+        begin = f"step {newest.step} ({newest.id})" if newest else "the first step"
         done = job.keys.done(run) in keys
-        return [*lines, f"begins at   {'nothing: this run is finished' if done else begin}"]
+        lines.append(f"begins at   {'nothing: this run is finished' if done else begin}")
+        lease = read_body(job.store, job.keys.lease())
+        return [*lines, *([f"stands by   {lease.host} runs this job now"] if lease and not lease.released else [])]
 
-    def run(self, inbox: Inbox, *, fresh: bool, quiet: bool) -> int:
+    def run(self, inbox: Inbox, *, fresh: bool, standby: bool, quiet: bool) -> int:
         """Run the job in the foreground; the exit code."""
         errors = Console(sys.stderr.fileno())
         terminal = None if quiet else Console(sys.stdout.fileno())
@@ -84,7 +88,9 @@ class Submission:
 
         try:
             with SyncReport(say) as report:
-                ending = run_job(self.job, inbox, fresh=fresh, terminal=terminal, progress=report, tell=tell)
+                ending = run_job(
+                    self.job, inbox, fresh=fresh, standby=standby, terminal=terminal, progress=report, tell=tell
+                )
         finally:
             errors.close()
             if terminal is not None:

@@ -11,6 +11,21 @@ Recipient = Literal["ranks", "group"]
 
 
 @dataclass(frozen=True, slots=True)
+class TakeLease:
+    """Ask for the lease until it is ours. Answer: LeaseTaken, after any number of LeaseHeld; or RecoverFailed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """While another machine runs the job, bring the data into the cache. No answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLease:
+    """Let another machine take over at once. No answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Recover:
     """Ask the store and the disk what exists. Answer: Recovered or RecoverFailed."""
 
@@ -92,7 +107,10 @@ class MarkDone:
 
 
 Action = (
-    Recover
+    TakeLease
+    | WarmUp
+    | ReleaseLease
+    | Recover
     | Prepare
     | Restore
     | StartTrainer

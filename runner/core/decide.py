@@ -29,6 +29,7 @@ from runner.core.state import (
     Hold,
     Holding,
     LastStop,
+    Lease,
     Leave,
     Ledger,
     Phase,
@@ -43,8 +44,10 @@ from runner.core.state import (
     Waiting,
     good,
     is_usable,
+    may_write,
     newest_stored,
     owed,
+    place,
     usable,
 )
 
@@ -98,9 +101,11 @@ def is_stale(state: State, event: Event) -> bool:
 # -- record ------------------------------------------------------------------------------------------------------------
 
 
-def record(ledger: Ledger, event: Event, now: float) -> Ledger:  # noqa: C901 - one arm per fact
+def record(ledger: Ledger, event: Event, now: float) -> Ledger:  # noqa: C901, PLR0912 - one arm per fact
     """The ledger with this fact in it."""
     match event:
+        case on.LeaseTaken() | on.LeaseHeld() | on.StandbyChanged() | on.LeaseLost():
+            return replace(ledger, lease=lease_after(ledger.lease or Lease(), event))
         case on.Recovered():
             return record_recovered(ledger, event)
         case on.Prepared():
@@ -128,10 +133,23 @@ def record(ledger: Ledger, event: Event, now: float) -> Ledger:  # noqa: C901 - 
             return ledger
 
 
+def lease_after(lease: Lease, event: on.LeaseTaken | on.LeaseHeld | on.StandbyChanged | on.LeaseLost) -> Lease:
+    match event:
+        case on.LeaseTaken(holder, host, epoch):
+            return Lease(ours=True, holder=holder, host=host, epoch=epoch)
+        case on.LeaseHeld(holder, host, epoch, _, standby):
+            return Lease(ours=False, holder=holder, host=host, epoch=epoch, standby=standby)
+        case on.StandbyChanged(hosts):
+            return replace(lease, standby=hosts)
+        case on.LeaseLost(reason):
+            return replace(lease, ours=False, lost=reason)
+
+
 def record_recovered(ledger: Ledger, event: on.Recovered) -> Ledger:
     known = {checkpoint.signature for checkpoint in event.stored}
     return replace(
         ledger,
+        epoch=event.epoch,
         run=event.run,
         attempt=event.attempt,
         stored=event.stored,
@@ -174,6 +192,7 @@ def record_saved(ledger: Ledger, event: on.CheckpointSaved) -> Ledger:
     if not event.step_known:
         counted = max((checkpoint.step for checkpoint in known), default=0) + 1
         saved = replace(saved, step=ledger.reached.step if ledger.reached else counted)
+    saved = replace(saved, epoch=epoch_of(ledger, saved))
     others = tuple(checkpoint for checkpoint in ledger.local if checkpoint.id != saved.id)
     return replace(
         ledger,
@@ -181,6 +200,12 @@ def record_saved(ledger: Ledger, event: on.CheckpointSaved) -> Ledger:
         # The trainer wrote this name anew: what was wrong with the old content says nothing about the new one.
         rejected=tuple(rejected for rejected in ledger.rejected if rejected.id != saved.id),
     )
+
+
+def epoch_of(ledger: Ledger, saved: Checkpoint) -> int:
+    """Of a new checkpoint. What a trainer saves that started over does not beat what it was given."""
+    behind = ledger.resumed is not None and saved.step < ledger.resumed.step
+    return ledger.resumed.epoch if ledger.resumed is not None and behind else ledger.epoch
 
 
 def record_exit(ledger: Ledger, event: on.TrainerExited) -> Ledger:
@@ -227,9 +252,11 @@ def record_upload_failure(ledger: Ledger, reason: str, retryable: bool, now: flo
 
 def react(policy: Policy, state: State, event: Event, now: float) -> Step:
     """What this event means in this phase."""
+    if isinstance(event, on.LeaseLost):
+        return react_to_loss(state, event, now)
     match state.phase:
-        case Waiting():
-            return react_waiting(policy, state, event, now)
+        case Waiting() as phase:
+            return react_waiting(policy, state, phase, event, now)
         case Preparing() as phase:
             return react_preparing(policy, state, phase, event, now)
         case Running() as phase:
@@ -246,10 +273,29 @@ def react(policy: Policy, state: State, event: Event, now: float) -> Step:
             return state, ()
 
 
-def react_waiting(policy: Policy, state: State, event: Event, now: float) -> Step:
+def react_to_loss(state: State, event: on.LeaseLost, now: float) -> Step:
+    """The job is another machine's: the trainer goes without a save, and so do we."""
+    ending = Ending("preempted", PREEMPTED, event.reason)
+    match state.phase:
+        case Running() as phase:
+            return terminate(to_phase(state, stopping(phase, Leave(ending), now, hurried=True)), now)
+        case Stopping() as phase:
+            return harder(to_phase(state, replace(phase, aim=Leave(ending), hurried=True)), now)
+        case Holding() | Finished():
+            return state, ()
+        case _:
+            return finish(state, ending)
+
+
+def react_waiting(policy: Policy, state: State, phase: Waiting, event: Event, now: float) -> Step:
     match event:
         case on.Started():
-            return state, (do.Recover(),)
+            return state, (do.TakeLease(),)
+        case on.LeaseTaken():
+            return to(state, Waiting(), do.Recover())
+        case on.LeaseHeld(host=host):
+            reason = f"{host} runs this job" if host else "no machine has begun this job"
+            return to(state, Waiting(reason), *(() if phase.reason else (do.WarmUp(),)))
         case on.Recovered(done=True):
             return finish(state, Ending("succeeded", SUCCEEDED, "this run is already finished"))
         case on.Recovered(trained=True):
@@ -368,6 +414,8 @@ def react_holding(policy: Policy, state: State, phase: Holding, event: Event, no
     match event:
         case on.NoticeReceived():
             return to(state, Holding(Hold(event.source, event.deadline, event.reason)))
+        case on.NoticeWithdrawn() if event.source == phase.notice.source and not may_write(state.ledger):
+            return to(state, Waiting(), do.TakeLease())
         case on.NoticeWithdrawn() if event.source == phase.notice.source:
             return begin_attempt(state, now)
         case _:
@@ -408,9 +456,14 @@ def none_usable(ledger: Ledger) -> Ending:
 
 
 def start_trainer(state: State, resume: Checkpoint | None, path: str, now: float) -> Step:
-    newest = max((checkpoint.step for checkpoint in usable(state.ledger)), default=-1)
+    newest = newest_step(state.ledger)
     ledger = replace(state.ledger, resumed=resume, reached=None, started_over=False)
     return State(Running(now, resume, newest), ledger), (do.StartTrainer(ledger.attempt, resume, path),)
+
+
+def newest_step(ledger: Ledger) -> int:
+    """The step of the newest usable checkpoint, which need not be the highest; -1 for none."""
+    return next((checkpoint.step for checkpoint in usable(ledger)), -1)
 
 
 def ask_to_stop(state: State, running: Running, aim: Leave | Hold | Restart, now: float, grace: float) -> Step:
@@ -458,7 +511,7 @@ def count_load_failure(ledger: Ledger, phase: Running, event: on.TrainerExited, 
     if resumed is None or event.code == 0 or event.code in FOREIGN_KILLS or ran_out_of_disk(event):
         return ledger
     went_on = reached is not None and reached.step > resumed.step
-    saved = any(checkpoint.step > resumed.step for checkpoint in usable(ledger))
+    saved = any(place(checkpoint) > place(resumed) for checkpoint in usable(ledger))
     if went_on or saved or now - phase.since > LONGEST_LOAD:
         return ledger
     counts = dict(ledger.load_failures)
@@ -491,8 +544,7 @@ def explain_stop(aim: Leave | Hold | Restart, code: int) -> LastStop:
 def restart(policy: Policy, state: State, running: Running, why: Restart, now: float) -> Step:
     """Try again, unless too many attempts in a row have added no checkpoint."""
     ledger = set_aside_unloadable(state.ledger)
-    newest = max((checkpoint.step for checkpoint in usable(ledger)), default=-1)
-    fruitless = 0 if newest > running.newest_before else ledger.fruitless + 1
+    fruitless = 0 if newest_step(ledger) > running.newest_before else ledger.fruitless + 1
     state = replace(state, ledger=replace(ledger, fruitless=fruitless))
     if fruitless >= policy.max_without_progress:
         return flush(policy, state, Leave(gave_up(fruitless, why)), now)
@@ -565,13 +617,14 @@ def settle(policy: Policy, state: State, now: float) -> Step:
     state, uploads = settle_upload(policy, state, now)
     state, prunes = settle_retention(policy, state)
     state, ends = settle_flush(state, now)
-    return state, uploads + prunes + ends
+    state, releases = settle_lease(state)
+    return state, uploads + prunes + ends + releases
 
 
 def upload_due_at(policy: Policy, state: State) -> float:
     """When the next upload should start; infinity when none is owed, one runs, or this is no time for one."""
     uploads = state.ledger.uploads
-    if uploads.current is not None or owed(state.ledger) is None:
+    if uploads.current is not None or owed(state.ledger) is None or not may_write(state.ledger):
         return math.inf
     match state.phase:
         case Waiting() | Finished() | Stopping(saved=False) | Stopping(hurried=True) | Flushing(hurried=True):
@@ -593,7 +646,7 @@ def settle_upload(policy: Policy, state: State, now: float) -> Step:
 def settle_retention(policy: Policy, state: State) -> Step:
     """Prune after a newer checkpoint has been committed, one prune at a time. What fails waits for the next commit."""
     ledger = state.ledger
-    if not ledger.prune_due or ledger.pruning or isinstance(state.phase, Finished):
+    if not ledger.prune_due or ledger.pruning or isinstance(state.phase, Finished) or not may_write(ledger):
         return state, ()
     state = replace(state, ledger=replace(ledger, prune_due=False))
     verdicts = retain(
@@ -627,9 +680,21 @@ def mark_due_at(state: State) -> float:
     """When to write the mark of completion; infinity while something else is owed."""
     ledger = state.ledger
     wants_mark = isinstance(state.phase, Flushing) and is_success(state.phase.aim)
-    if not wants_mark or ledger.marking or ledger.done or owed(ledger) or ledger.uploads.current:
+    busy = ledger.marking or ledger.done or owed(ledger) or ledger.uploads.current
+    if not wants_mark or busy or not may_write(ledger):
         return math.inf
     return ledger.uploads.retry_at
+
+
+def settle_lease(state: State) -> Step:
+    """A machine that only waits for its end lets another one begin, as soon as it has nothing more to write."""
+    ledger = state.ledger
+    if not isinstance(state.phase, Holding) or ledger.lease is None or not ledger.lease.ours:
+        return state, ()
+    if owed(ledger) or is_busy(ledger) or ledger.pruning:
+        return state, ()
+    ledger = replace(ledger, lease=replace(ledger.lease, ours=False))
+    return replace(state, ledger=ledger), (do.ReleaseLease(),)
 
 
 def is_success(aim: Leave | Hold) -> bool:

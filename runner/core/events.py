@@ -11,10 +11,11 @@ from runner.core.state import Checkpoint, Ending, Rejected
 class Started:
     """The supervisor has begun; always the first event of a session.
 
-    Prices are per hour of this machine, None where nobody knows them.
+    Prices are per hour of this machine, None where nobody knows them. ``session`` is this supervisor's id.
     """
 
     host: str = ""
+    session: str = ""
     version: str = ""
     per_hour: float | None = None
     on_demand_per_hour: float | None = None
@@ -28,9 +29,47 @@ class Woke:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseTaken:
+    """We, session ``holder`` on ``host``, may run the job. ``epoch`` is 0 where the store cannot hold a lease."""
+
+    holder: str
+    host: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseHeld:
+    """Another supervisor runs the job, since ``since`` by its own clock; LeaseTaken follows when its time is over.
+
+    With --standby ``holder`` may be empty: nobody has begun the job yet.
+    """
+
+    holder: str
+    host: str
+    epoch: int
+    since: float
+    standby: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyChanged:
+    """These hosts now wait for our lease."""
+
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """Another supervisor has our lease, or will have it before we can renew it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Recovered:
     """What the store and this machine's disk know of the job.
 
+    epoch     under which this supervisor's checkpoints are made
     attempt   the highest attempt number ever used in this run, 0 for a new one
     local     complete checkpoints on this disk that the store does not have
     done      the run is marked as finished in the store
@@ -44,6 +83,7 @@ class Recovered:
     rejected: tuple[Rejected, ...] = ()
     done: bool = False
     trained: bool = False
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +271,10 @@ class Noticed:
 Event = (
     Started
     | Woke
+    | LeaseTaken
+    | LeaseHeld
+    | StandbyChanged
+    | LeaseLost
     | Recovered
     | RecoverFailed
     | Prepared

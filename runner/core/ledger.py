@@ -18,6 +18,7 @@ HOUR = 3600.0
 class Session:
     """One life of a supervisor, from its first line to its last.
 
+    id       of the session; empty where its first line does not say
     useful   seconds of training that were kept, in attempts that are over
     """
 
@@ -28,6 +29,7 @@ class Session:
     on_demand_per_hour: float | None
     currency: str
     monitors: tuple[str, ...] = ()
+    id: str = ""
     useful: float = 0.0
     phase: str = "waiting"
     outcome: str | None = None
@@ -93,6 +95,7 @@ def open_session(event: Line, at: float) -> Session:
         on_demand_per_hour=event.get("on_demand_per_hour"),
         currency=event.get("currency", "USD"),
         monitors=tuple(event.get("monitors", ())),
+        id=event.get("session", ""),
     )
 
 
@@ -219,11 +222,12 @@ def status(job: str, account: Account, now: float, *, alive: bool) -> dict[str, 
         "phase": state.get("phase", "waiting"),
         "outcome": ending.get("outcome"),
         "exit_code": ending.get("exit_code"),
-        "reason": ending.get("reason"),
+        "reason": ending.get("reason") or waiting_for(state),
         "hint": ending.get("hint") or None,
         "attempt": ledger.get("attempt") or None,
         "host": session.host if session else None,
         "alive": alive,
+        "lease": None if ending else lease_status(ledger.get("lease")),
         "heard_at": session.until if session else None,
         "step": reached["step"] if reached else resumed["step"] if resumed else None,
         "total": reached.get("total"),
@@ -243,6 +247,18 @@ def status(job: str, account: Account, now: float, *, alive: bool) -> dict[str, 
         "monitors": [{"name": name, "sees": None, "detail": None} for name in (session.monitors if session else ())],
         "warnings": warnings(ledger),
     }
+
+
+def waiting_for(state: Line) -> str | None:
+    """Why a supervisor stands by."""
+    return state["details"].get("reason") or None if state.get("phase") == "waiting" else None
+
+
+def lease_status(lease: Line | None) -> Line | None:
+    """Who held the lease when the last line was written; None where there was none."""
+    if not lease or not lease.get("epoch") or not lease.get("ours"):
+        return None
+    return {key: lease[key] for key in ("holder", "host", "epoch", "standby")}
 
 
 def named(line: Line | None, *keys: str) -> dict[str, Any] | None:
@@ -280,9 +296,9 @@ def newest_good(ledger: Line, where: str) -> Line | None:
     return max((one for one in ledger.get(where, ()) if not {one["id"], one["signature"]} & bad), key=age, default=None)
 
 
-def age(checkpoint: Line) -> tuple[int, float]:
+def age(checkpoint: Line) -> tuple[int, int, float]:
     """The order of checkpoints, as in :func:`runner.core.state.age`."""
-    return checkpoint["step"], checkpoint["time"]
+    return checkpoint.get("epoch", 0), checkpoint["step"], checkpoint["time"]
 
 
 def seconds_at_risk(account: Account, now: float, *, alive: bool, owed: bool) -> float:

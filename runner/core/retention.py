@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from runner.core.state import Checkpoint
+from runner.core.state import Checkpoint, age, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ def retain(
     rejected: frozenset[str] = frozenset(),
     in_use: str | None = None,
 ) -> tuple[Verdict, ...]:
-    """A verdict for each committed checkpoint, newest first: highest step, then time of the commit.
+    """A verdict for each committed checkpoint, newest first: latest epoch, highest step, then time of the commit.
 
     last            how many of the newest good ones stay; at least one does, whatever it says
     every_steps     keep the first good one at or after each multiple of so many steps
@@ -52,8 +52,8 @@ def retain(
     return tuple(verdicts)
 
 
-def _rank(checkpoint: Checkpoint) -> tuple[int, float, str]:
-    return checkpoint.step, checkpoint.time, checkpoint.id
+def _rank(checkpoint: Checkpoint) -> tuple[int, int, float, str]:
+    return *age(checkpoint), checkpoint.id
 
 
 def _last(count: int) -> str:
@@ -61,7 +61,7 @@ def _last(count: int) -> str:
 
 
 def _on_rejected(checkpoint: Checkpoint, good: list[Checkpoint], last: int) -> Verdict:
-    newer = sum(other.step >= checkpoint.step for other in good)
+    newer = sum(place(other) >= place(checkpoint) for other in good)
     if newer >= last:
         return Verdict(checkpoint.id, keep=False, reason=f"unusable, superseded by step {good[0].step}")
     return Verdict(checkpoint.id, keep=True, reason=f"unusable, but kept until {last} good ones are as new")

@@ -25,7 +25,8 @@ class Checkpoint:
     signature  equal for two checkpoints exactly when paths, sizes and modification times of all files are equal: how a
                local folder and a stored checkpoint are known to be the same without reading them
     time       epoch seconds: of the commit (stored) or of the newest file (local)
-    epoch      of the lease under which it was made, 0 where there is none: each holder counts one further
+    epoch      of the lease under which it was made, 0 where there is none: each holder counts one further. One that is
+               behind what its attempt resumed from has that one's epoch: it must not count as newer
     """
 
     id: str
@@ -88,7 +89,9 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Nothing is known yet; the store is being asked."""
+    """Nothing is known yet, the store is being asked; or, with a ``reason``, this machine stands by for another one."""
+
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +220,30 @@ class Uploads:
 
 
 @dataclass(frozen=True, slots=True)
+class Lease:
+    """Who may run the job and write into its store, as this supervisor last heard.
+
+    ours      this supervisor may; also where the store cannot hold a lease
+    holder    the session that holds it, on ``host``; empty while nobody does
+    epoch     counts the holders; 0 where the store cannot hold a lease
+    standby   hosts of those that wait for it
+    lost      why this supervisor has it no more: nothing is written, never again
+    """
+
+    ours: bool = False
+    holder: str = ""
+    host: str = ""
+    epoch: int = 0
+    standby: tuple[str, ...] = ()
+    lost: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Ledger:
     """Facts that outlive phases.
 
+    lease           who may run and write; None before the store was asked
+    epoch           under which new checkpoints are made: above that of every earlier holder
     attempt         number of the attempt that runs or comes next
     stored          committed checkpoints of this run
     local           complete checkpoints on this disk that are not stored
@@ -231,6 +255,8 @@ class Ledger:
     started_over    the trainer was given a checkpoint and reported a step before it
     """
 
+    lease: Lease | None = None
+    epoch: int = 0
     run: int = 0
     attempt: int = 0
     stored: tuple[Checkpoint, ...] = ()
@@ -259,9 +285,22 @@ class State:
     ledger: Ledger = Ledger()
 
 
-def age(checkpoint: Checkpoint) -> tuple[int, float]:
-    """The order of checkpoints: by step, then by time. Never by time alone."""
-    return checkpoint.step, checkpoint.time
+def age(checkpoint: Checkpoint) -> tuple[int, int, float]:
+    """The order of checkpoints: by epoch, then step, then time. Never by time alone.
+
+    The epoch comes first: what a machine commits although another one has taken over must not win by a higher step.
+    """
+    return checkpoint.epoch, checkpoint.step, checkpoint.time
+
+
+def place(checkpoint: Checkpoint) -> tuple[int, int]:
+    """How far a checkpoint is, whenever it was written: its copy in the store is as far as itself."""
+    return checkpoint.epoch, checkpoint.step
+
+
+def may_write(ledger: Ledger) -> bool:
+    """False when the store is another machine's."""
+    return ledger.lease is None or ledger.lease.ours
 
 
 def usable(ledger: Ledger) -> list[Checkpoint]:

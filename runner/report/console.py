@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from runner.core import actions as do
 from runner.core import events as on
 from runner.core.actions import Action
 from runner.core.events import Event
 from runner.core.record import Entry
-from runner.core.state import BackingOff, Checkpoint, Finished, Holding, State, Stopping, owed
+from runner.core.state import BackingOff, Checkpoint, Finished, Holding, State, Stopping, Waiting, age, owed
 from runner.units import format_duration, format_size
 
 
@@ -20,6 +22,14 @@ def narrate(entry: Entry) -> list[str]:
 
 def tell_event(event: Event, state: State, before: State) -> list[str]:  # noqa: C901, PLR0912 - one arm per event
     match event:
+        case on.LeaseHeld():
+            return tell_lease_held(event)
+        case on.LeaseTaken() if isinstance(before.phase, Waiting) and before.phase.reason:
+            return ["taking over: this machine runs the job now"]
+        case on.StandbyChanged():
+            return [f"standing by: {', '.join(event.hosts)}" if event.hosts else "no other machine stands by any more"]
+        case on.LeaseLost():
+            return [f"{event.reason}: the trainer is stopped here, and nothing more is stored from here"]
         case on.Recovered():
             return [tell_recovered(event)]
         case on.CheckpointRejected():
@@ -56,10 +66,20 @@ def tell_event(event: Event, state: State, before: State) -> list[str]:  # noqa:
             return []
 
 
+def tell_lease_held(event: on.LeaseHeld) -> list[str]:
+    if not event.holder:
+        return ["no machine has begun this job yet; standing by until one has, and leaves or dies"]
+    since = datetime.fromtimestamp(event.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return [
+        f"{event.host} runs this job since {since} (session {event.holder}); standing by",
+        "this machine takes over when that one leaves without having finished, or dies",
+    ]
+
+
 def tell_recovered(event: on.Recovered) -> str:
     if event.done:
         return f"run {event.run} is finished"
-    known = sorted((*event.stored, *event.local), key=lambda one: one.step)
+    known = sorted((*event.stored, *event.local), key=age)
     bad = f", {len(event.rejected)} unusable" if event.rejected else ""
     if not known:
         return f"run {event.run}: no checkpoint yet{bad}"

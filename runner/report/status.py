@@ -14,6 +14,7 @@ def render(told: Status, now: float) -> str:
     rows = [
         ("job", f"{told['job']}, run {told['run']}" if told["run"] else told["job"]),
         ("phase", phase(told, now)),
+        ("lease", lease(told["lease"])),
         ("attempt", attempt(told)),
         ("step", step(told)),
         ("checkpoint", checkpoint(told["checkpoint"])),
@@ -39,11 +40,20 @@ def phase(told: Status, now: float) -> str:
     if told["phase"] == "finished":
         why = f": {told['reason']}" if told["reason"] else ""
         return f"{told['outcome']} (exit code {told['exit_code']}){why}"
+    if told["phase"] == "waiting" and told["reason"]:
+        return f"waiting, as a standby: {told['reason']}"
     if told["alive"] is False:
         return f"was {told['phase']} when its supervisor vanished; submit goes on with it"
     if told["alive"] is None and told["heard_at"] is not None:
         return f"{told['phase']}, as it said {format_duration(now - told['heard_at'])} ago"
     return str(told["phase"])
+
+
+def lease(held: dict[str, Any] | None) -> str:
+    if held is None:
+        return ""
+    waiting = f"; standing by: {', '.join(held['standby'])}" if held["standby"] else ""
+    return f"held by {held['host']}{waiting}"
 
 
 def attempt(told: Status) -> str:

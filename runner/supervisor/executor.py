@@ -22,7 +22,7 @@ from runner.files import write_atomically
 from runner.launch.environment import Place, command_line, trainer_environment
 from runner.supervisor.attempt import Attempt
 from runner.supervisor.preparation import Preparation, bring_checkpoint, clear_the_way, empty
-from runner.supervisor.recovery import THREADS, Ground, note_trained, recover
+from runner.supervisor.recovery import THREADS, Ground, check_store, note_trained, recover
 from runner.supervisor.room import make_room
 from runner.supervisor.session import Session
 from runner.supervisor.shelf_watch import is_unchanged
@@ -45,8 +45,14 @@ class Executor:
         self._used_ids: set[str] = set()
         self._swept = False
 
-    def perform(self, action: Action) -> None:  # noqa: C901 - one arm per action
+    def perform(self, action: Action) -> None:  # noqa: C901, PLR0912 - one arm per action
         match action:
+            case do.TakeLease():
+                self._submit(self._take_lease, recover_failed)
+            case do.WarmUp():
+                self._submit(self._warm_up, lambda error: noticed("the data could not be brought here yet", error))
+            case do.ReleaseLease():
+                self._session.lease.release()
             case do.Recover():
                 self._submit(self._recover, recover_failed)
             case do.Prepare(attempt):
@@ -103,6 +109,14 @@ class Executor:
         self._under_way = {one for one in self._under_way if not one.done()} | {(pool or self._pool).submit(edge)}
 
     # -- what the actions mean -----------------------------------------------------------------------------------------
+
+    def _take_lease(self) -> None:
+        check_store(self._session)
+        self._session.lease.take()
+
+    def _warm_up(self) -> Event | None:
+        self._preparation.warm_up()
+        return on.Noticed("the data is here, ready for the takeover") if self._session.sources else None
 
     def _recover(self) -> Event:
         self._ground, recovered = recover(self._session)
@@ -178,6 +192,7 @@ class Executor:
             spec_digest=session.spec.digest,
             tool_version=__version__,
             host=session.host,
+            epoch=checkpoint.epoch,
             environment={THREADS: ground.threads},
         )
         name = self._new_id(checkpoint)

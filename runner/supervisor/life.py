@@ -8,7 +8,7 @@ from runner.checkpoint.layout import attempt_name
 from runner.core.events import Noticed, Progressed, Started, StoreStruggled
 from runner.core.policy import Policy
 from runner.core.record import Entry, is_worth_a_line, redacted, to_line
-from runner.core.state import Ending
+from runner.core.state import Ending, may_write
 from runner.monitors.api import Monitor, watch
 from runner.supervisor.executor import Executor
 from runner.supervisor.inbox import Inbox
@@ -18,6 +18,7 @@ from runner.supervisor.session import Session
 from runner.supervisor.shipper import Shipper
 
 SHIP_PATIENCE = 10.0
+RELEASE_PATIENCE = 5.0
 # News that changes nobody's fate. A store that struggles must not be asked more often for telling so.
 CAN_WAIT = (Progressed, StoreStruggled, Noticed)
 
@@ -44,8 +45,9 @@ def live(
     def record(entry: Entry) -> None:
         if is_worth_a_line(entry):
             line, ledger = redacted(to_line(entry), session.secrets.redact_text), entry.state.ledger
+            place = ledger.run if may_write(ledger) else 0
             journal.write(line, ledger.run, ledger.attempt, durable=not isinstance(entry.event, Progressed))
-            shipper.record(line, ledger.run, urgent=not isinstance(entry.event, CAN_WAIT))
+            shipper.record(line, place, urgent=not isinstance(entry.event, CAN_WAIT))
         tell(entry)
 
     executor = Executor(session)
@@ -58,5 +60,6 @@ def live(
         executor.close()
         journal.close()
         shipper.close(SHIP_PATIENCE)
+        session.lease.close(RELEASE_PATIENCE)
         for thread in watches:
             thread.join(1.0)

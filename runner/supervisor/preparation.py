@@ -48,6 +48,11 @@ class Preparation:
             self._set_up(ground, attempt)
             place_data(self.data_dir(ground.run), self._bring_data())
 
+    def warm_up(self) -> None:
+        """Bring the data before it is this machine's turn. Raises CloudrunError."""
+        with self._one_at_a_time:
+            self._bring_data()
+
     def close(self) -> None:
         """The session is leaving: end a setup script that still runs, let go of the datasets."""
         if (setup := self._setup) is not None:

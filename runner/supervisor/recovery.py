@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from runner.checkpoint.layout import LocalLayout, StoreLayout
 from runner.checkpoint.local import Found, scan, set_aside
 from runner.checkpoint.transfer import Unreadable, list_stored, read_manifest
-from runner.core.events import Recovered
-from runner.core.state import Checkpoint, Rejected, age
+from runner.core.events import Noticed, Recovered
+from runner.core.state import Checkpoint, Rejected, age, place
 from runner.errors import CorruptData, ObjectMissing, StoreError
 from runner.files import write_atomically
 from runner.launch.environment import threads_of_this_machine
 from runner.supervisor.history import local_segments
+from runner.supervisor.lease_body import Note, read_note, write_note
 from runner.supervisor.session import Session
 from runner.supervisor.shelf_watch import ShelfWatch
 
@@ -47,8 +48,10 @@ def recover(session: Session) -> tuple[Ground, Recovered]:
     attempt = last_attempt(session, run, keys)
     found = watch.first_look(clean_exit=note is not None)
     # What lay in the owner's folder before its first run may be anything; a pretrained model tells no step.
-    local = local_checkpoints([one for one in found if ours or one.step is not None], stored, attempt)
-    known = {one.signature for one in (*stored, *local)}
+    here = local_checkpoints([one for one in found if ours or one.step is not None], stored, attempt)
+    local = with_epochs(here, read_note(session.local.lease_note), stored)
+    epoch = session.lease.epoch_above(max((one.epoch for one in stored), default=0))
+    note_epoch(session, epoch, stored, local)
     return Ground(run, watch, threads_of(session, run, stored)), Recovered(
         run=run,
         attempt=attempt,
@@ -56,8 +59,17 @@ def recover(session: Session) -> tuple[Ground, Recovered]:
         local=local,
         rejected=tuple(Rejected(one.id, one.step, one.reason) for one in told if isinstance(one, Unreadable)),
         done=session.keys.done(run) in keys,
-        trained=note is not None and (note.signature is None or note.signature in known),
+        trained=note is not None and still_holds(note, (*stored, *local)),
+        epoch=epoch,
     )
+
+
+def check_store(session: Session) -> None:
+    """Raise StoreError, before anything is written, when the store lacks a run that this machine knows."""
+    if runs_here(session.local):
+        names = session.store.folders(session.keys.prefix())
+        folders = [f"{session.keys.prefix()}{name}/" for name in names]
+        choose_run(session.keys, session.local, folders, fresh=session.fresh)
 
 
 def choose_run(keys: StoreLayout, local: LocalLayout, stored: Iterable[str], *, fresh: bool) -> int:
@@ -116,6 +128,38 @@ def local_checkpoints(found: list[Found], stored: tuple[Checkpoint, ...], attemp
     newest = max((one.step for one in stored), default=0)
     fresh = [one for one in found if one.signature not in known]
     return tuple(one.as_checkpoint(one.step if one.step is not None else newest + 1, attempt) for one in fresh)
+
+
+def with_epochs(local: tuple[Checkpoint, ...], note: Note, stored: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
+    """Each as of the epoch in which it was made, as far as this machine remembers.
+
+    One that was put here by hand, where no lease was ever held, is as new as all that is stored.
+    """
+    made = note.epoch if note.epoch is not None else max((one.epoch for one in stored), default=0)
+
+    def epoch_of(one: Checkpoint) -> int:
+        behind = note.epoch is not None and one.step < note.base[1]
+        return note.leftovers.get(one.signature, note.base[0] if behind else made)
+
+    return tuple(replace(one, epoch=epoch_of(one)) for one in local)
+
+
+def note_epoch(session: Session, epoch: int, stored: tuple[Checkpoint, ...], local: tuple[Checkpoint, ...]) -> None:
+    """Remember what lies here now, and under which epoch all that follows is made."""
+    base = max((place(one) for one in (*stored, *local)), default=(0, -1))
+    leftovers = {one.signature: one.epoch for one in local}
+    try:
+        write_note(session.local.lease_note, Note(session.id, session.host, epoch, base, leftovers))
+    except OSError as error:
+        session.post(Noticed(f"cannot note under which epoch checkpoints are made here: {error}"))
+
+
+def still_holds(note: TrainedNote, known: tuple[Checkpoint, ...]) -> bool:
+    """The end of training counts while its last checkpoint is there and no other machine has gone on since."""
+    if note.signature is None:
+        return not known
+    last = max((one.epoch for one in known if one.signature == note.signature), default=-1)
+    return last >= max((one.epoch for one in known), default=0)
 
 
 def last_attempt(session: Session, run: int, keys: list[str]) -> int:

@@ -15,6 +15,7 @@ from runner.dataset.source import Source
 from runner.dataset.sync import SyncProgress
 from runner.spec import JobSpec
 from runner.storage.api import ObjectStore
+from runner.supervisor.lease import LeaseKeeper
 from runner.supervisor.output import Console, Secrets
 
 
@@ -22,6 +23,7 @@ from runner.supervisor.output import Console, Secrets
 class Session:
     """The parts. ``leaving`` is set when the supervisor goes: whatever takes long ends early.
 
+    store     may be written only while the lease is ours, and says so itself
     id        six hex digits; part of every name this session writes, so that nobody else can write it
     sources   the datasets, each with its folder below the data directory (empty: the data directory itself)
     environ   the supervisor's own environment
@@ -33,6 +35,7 @@ class Session:
     id: str
     spec: JobSpec
     store: ObjectStore
+    lease: LeaseKeeper
     keys: StoreLayout
     local: LocalLayout
     cache: DataCache

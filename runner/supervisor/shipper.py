@@ -12,6 +12,7 @@ from runner.core.ledger import Account, fold, status
 from runner.core.record import Line
 from runner.storage.api import ObjectStore
 from runner.supervisor.history import journal_lines, local_segments, stored_segments
+from runner.supervisor.lease import LeaseGone
 
 SHORTEST_PAUSE = 0.5
 
@@ -53,7 +54,10 @@ class Shipper:
         self._thread.start()
 
     def record(self, line: Line, run: int, *, urgent: bool) -> None:
-        """Take note of a line of the journal. Never blocks on the store. ``urgent`` ones go at once."""
+        """Take note of a line of the journal. Never blocks on the store. ``urgent`` ones go at once.
+
+        ``run`` is 0 while nothing may go: no run is known yet, or the store is another machine's.
+        """
         with self._lock:
             self._pending.append(line)
             self._run = run
@@ -80,6 +84,8 @@ class Shipper:
         try:
             self._ship()
             self._told = False
+        except LeaseGone:
+            pass  # the store is another machine's: the loop hears of it, and leaves
         except Exception as error:  # noqa: BLE001 - a thread's edge: the error becomes a complaint
             if not self._told:
                 self._told = True

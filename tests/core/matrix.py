@@ -16,6 +16,7 @@ from runner.core.state import (
     Flushing,
     Hold,
     Holding,
+    Lease,
     Leave,
     Ledger,
     Phase,
@@ -43,9 +44,11 @@ TERM = Ending("preempted", 75, "SIGTERM")
 DONE = Ending("succeeded", 0, "the trainer finished")
 HOLD = Hold("cloud", 1100.0, "taken")
 RUNNING = Running(900.0, STORED, 10)
+OURS = Lease(True, "abcdef", "host-a", 2)
 
 PHASES: dict[str, Phase] = {
     "Waiting": Waiting(),
+    "Waiting, standing by": Waiting("host-b runs this job"),
     "Preparing": Preparing(900.0),
     "Preparing, restoring": Preparing(900.0, STORED),
     "Running": RUNNING,
@@ -65,6 +68,10 @@ PHASES: dict[str, Phase] = {
 EVENTS: dict[str, Event] = {
     "Started": on.Started(),
     "Woke": on.Woke(),
+    "LeaseTaken": on.LeaseTaken("abcdef", "host-a", 3),
+    "LeaseHeld": on.LeaseHeld("fedcba", "host-b", 2, 500.0),
+    "StandbyChanged": on.StandbyChanged(("host-b",)),
+    "LeaseLost": on.LeaseLost("another machine has taken over: host-b"),
     "Recovered, nothing": on.Recovered(1, 0),
     "Recovered, stored": on.Recovered(1, 1, (STORED,)),
     "Recovered, done": on.Recovered(1, 1, (STORED,), done=True),
@@ -101,10 +108,11 @@ EVENTS: dict[str, Event] = {
 
 
 def ledger_for(phase: Phase) -> Ledger:
-    """What is known: a stored checkpoint, and in a flush a newer one that is on its way."""
+    """What is known: the lease, a stored checkpoint, and in a flush a newer one that is on its way."""
     if isinstance(phase, Waiting):
-        return Ledger()
-    known = Ledger(run=1, attempt=2, stored=(STORED,), prepared=not isinstance(phase, Preparing))
+        return Ledger(lease=Lease(False, "fedcba", "host-b", 2)) if phase.reason else Ledger()
+    lease = replace(OURS, ours=not isinstance(phase, Holding))
+    known = Ledger(lease, 2, run=1, attempt=2, stored=(STORED,), prepared=not isinstance(phase, Preparing))
     if isinstance(phase, Flushing):
         return replace(known, local=(SAVED,), uploads=Uploads(current=SAVED, last_at=990.0))
     return known

@@ -242,7 +242,7 @@ def test_events_of_another_attempt_change_nothing() -> None:
 
 
 def test_a_supervisor_begins_by_asking() -> None:
-    assert decide(POLICY, State(), on.Started(), NOW) == (State(Waiting()), (do.Recover(),))
+    assert decide(POLICY, State(), on.Started(), NOW) == (State(Waiting()), (do.TakeLease(),))
 
 
 def test_a_local_checkpoint_newer_than_all_stored_is_resumed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -40,6 +41,31 @@ def test_no_promise_is_broken(kind: str) -> None:
     assert endings.count(0) > 0, f"nothing ever succeeds: {endings}"
 
 
+PAIRS = {
+    "calm": Faults(),
+    "vanishing machines": Faults(kill_supervisor=0.9),
+    "vanishing machines, same disk": Faults(kill_supervisor=0.9, new_machine=0.0),
+    "impatient people": Faults(stop=0.9, deaf=0.5),
+    "notices": Faults(notice=0.7),
+    "freezing machines": Faults(freeze=0.9, straggle=0.3),
+    "cut lines": Faults(cut=0.9, straggle=0.3),
+    "trainers that start over": Faults(start_over=0.3, kill_supervisor=0.7, new_machine=0.0),
+    "everything": replace(KINDS["everything"], freeze=0.3, cut=0.3, straggle=0.3, start_over=0.05),
+}
+
+
+@pytest.mark.parametrize("machines", [2, 3])
+@pytest.mark.parametrize("kind", PAIRS)
+def test_no_promise_is_broken_by_several_machines(kind: str, machines: int) -> None:
+    endings, takeovers = [], 0
+    for seed in range(25):
+        world = World(seed, PAIRS[kind], machines=machines)
+        endings.append(world.run().exit_code)
+        takeovers += world.takeovers
+    assert endings.count(0) > 0, f"nothing ever succeeds: {endings}"
+    assert takeovers >= 25, "whoever stands by at the end takes the lease, and finds the job done"
+
+
 def test_a_calm_job_takes_one_life() -> None:
     world = World(0, Faults())
     assert world.run().exit_code == 0
@@ -68,7 +94,8 @@ chances = st.sampled_from([0.0, 0.01, 0.05, 0.2])
         Faults,
         crash=chances, hang=chances, kill_supervisor=st.sampled_from([0.0, 0.5, 1.0]), notice=chances, stop=chances,
         upload_fails=chances, upload_hopeless=chances, corrupt=chances, poison=chances,
-        deaf=st.sampled_from([0.0, 1.0]), recover_fails=chances, budget=st.integers(0, 30),
+        deaf=st.sampled_from([0.0, 1.0]), recover_fails=chances, freeze=chances, cut=chances,
+        straggle=st.sampled_from([0.0, 1.0]), start_over=chances, budget=st.integers(0, 30),
     ),
     st.builds(
         Policy,
@@ -77,9 +104,10 @@ chances = st.sampled_from([0.0, 0.01, 0.05, 0.2])
         max_without_progress=st.integers(1, 5),
         keep=st.builds(Keep, last=st.integers(1, 3)),
     ),
+    st.integers(1, 3),
 )  # fmt: skip
-def test_any_world(seed: int, faults: Faults, policy: Policy) -> None:
-    World(seed, faults, policy).run()
+def test_any_world(seed: int, faults: Faults, policy: Policy, machines: int) -> None:
+    World(seed, faults, policy, machines).run()
 
 
 @pytest.mark.soak
@@ -90,11 +118,13 @@ def test_soak() -> None:
     give_up = time.monotonic() + 600
     while time.monotonic() < give_up:
         seed = dice.randrange(2**32)
-        world = World(seed, any_faults(dice), any_policy(dice))
+        world = World(seed, any_faults(dice), any_policy(dice), dice.randint(1, 3))
         try:
             world.run()
         except BrokenPromise as broken:
-            raise AssertionError(f"seed {seed}, {world.faults}, {world.policy}") from broken
+            raise AssertionError(
+                f"seed {seed}, {len(world.machines)} machines, {world.faults}, {world.policy}"
+            ) from broken
         worlds, lives = worlds + 1, lives + world.lives
     print(f"{worlds} worlds, {lives} machine lives, no promise broken")
 
@@ -106,7 +136,7 @@ def any_faults(dice: Random) -> Faults:
         crash=chance(few), hang=chance(few), kill_supervisor=chance(half), new_machine=chance(half),
         notice=chance(half), withdraw=dice.random(), stop=chance(half), upload_fails=chance(few),
         upload_hopeless=chance(few), corrupt=chance(few), poison=chance(few), deaf=chance(half),
-        recover_fails=chance(few),
+        recover_fails=chance(few), freeze=chance(half), cut=chance(half), straggle=chance(half), start_over=chance(few),
         budget=dice.randint(0, 40),
     )  # fmt: skip
 

@@ -19,6 +19,9 @@ from runner.dataset.source import Source
 from runner.spec import load_spec
 from runner.storage.api import ObjectStore
 from runner.storage.folder import FolderStore
+from runner.storage.retrying import Retry
+from runner.supervisor.lease import LeaseKeeper, LeasePlace
+from runner.supervisor.lease_body import PERIOD, Waiter
 from runner.supervisor.output import Secrets
 from runner.supervisor.session import Session
 
@@ -59,11 +62,16 @@ def make_session(
     environ = {**os.environ, "XDG_CACHE_HOME": str(root / "cache"), **(environ or {})}
     spec = load_spec(spec_path, environ=environ)
     posted = Posted()
+    clock, leaving = SystemClock(), threading.Event()
     local = LocalLayout(root / "state", root / "cache", "job", f"file://{root / 'store'}")
+    store = store or FolderStore(root / "store")
+    place = LeasePlace(store, StoreLayout("job").lease(), Waiter(id, "here"), PERIOD)
+    lease = LeaseKeeper(place, local.lease_note, post=posted.append, clock=clock, first=Retry(1.0, stop=leaving))
     session = Session(
         id=id,
         spec=spec,
-        store=store or FolderStore(root / "store"),
+        store=store,
+        lease=lease,
         keys=StoreLayout("job"),
         local=local,
         cache=DataCache(root / "cache"),
@@ -75,8 +83,8 @@ def make_session(
         terminal=None,
         progress=lambda _: None,
         secrets=Secrets(spec.secret_values(environ)),
-        clock=SystemClock(),
-        leaving=threading.Event(),
+        clock=clock,
+        leaving=leaving,
     )
     return session, posted
 

@@ -25,6 +25,7 @@ from runner.core.state import (
     Running,
     State,
     Stopping,
+    Waiting,
 )
 from runner.report.console import narrate
 
@@ -45,6 +46,26 @@ def told(event: Event, state: State | None = None, *actions: do.Action, before: 
     [
         (on.Started(), []),
         (on.Woke(), []),
+        (on.LeaseTaken("abcdef", "a", 1), []),
+        (
+            on.LeaseHeld("fedcba", "b", 1, 1_000_000_000.0),
+            [
+                "b runs this job since 2001-09-09 01:46:40 UTC (session fedcba); standing by",
+                "this machine takes over when that one leaves without having finished, or dies",
+            ],
+        ),
+        (
+            on.LeaseHeld("", "", 0, 5.0),
+            ["no machine has begun this job yet; standing by until one has, and leaves or dies"],
+        ),
+        (on.StandbyChanged(("b", "c")), ["standing by: b, c"]),
+        (on.StandbyChanged(()), ["no other machine stands by any more"]),
+        (
+            on.LeaseLost("another machine has taken over: b"),
+            [
+                "another machine has taken over: b: the trainer is stopped here, and nothing more is stored from here",
+            ],
+        ),
         (on.Recovered(2, 0), ["run 2: no checkpoint yet"]),
         (on.Recovered(2, 3, done=True), ["run 2 is finished"]),
         (
@@ -96,6 +117,13 @@ def test_a_failure_comes_with_the_last_words_and_an_end_that_was_asked_for_witho
     assert failed[-1] == "next attempt in 5s"
     assert told(on.TrainerExited(1, 0, tail), State(RUNNING, ASKED)) == [
         "the trainer has ended (asked to leave by SIGTERM)"
+    ]
+
+
+def test_a_takeover_is_told_by_who_has_waited() -> None:
+    waiting = State(Waiting("b runs this job"))
+    assert told(on.LeaseTaken("abcdef", "a", 2), State(), before=waiting) == [
+        "taking over: this machine runs the job now"
     ]
 
 

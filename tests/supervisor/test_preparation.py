@@ -11,6 +11,7 @@ import pytest
 
 from runner.checkpoint.transfer import Facts, upload
 from runner.core.events import Noticed
+from runner.dataset.source import Source
 from runner.errors import CorruptData, StoreUnreachable
 from runner.storage.memory import Fault, MemoryStore
 from runner.supervisor.preparation import (
@@ -39,6 +40,19 @@ def test_setup_runs_once_and_leaves_no_descriptor_behind(tmp_path: Path) -> None
     assert (tmp_path / "project/ran").read_text() == "once\n"
     assert session.local.log_segment(1, "a1-abcdef", 1).read_text() == "once\n"
     assert open_files() == before
+
+
+def test_a_machine_that_waits_has_the_data_before_its_turn(tmp_path: Path) -> None:
+    source = Source("memory://data", MemoryStore(objects={"file": b"x"}))
+    session, _ = make_session(tmp_path, sources=(("train", source),))
+    preparation = Preparation(session)
+    preparation.warm_up()
+    assert [path.read_bytes() for path in (tmp_path / "cache").rglob("file")] == [b"x"]
+    ground, _ = recover(session)
+    assert not preparation.data_dir(1).exists(), "the run is another machine's"
+    preparation.prepare(ground, 1)
+    assert (preparation.data_dir(1) / "train/file").read_bytes() == b"x"
+    preparation.close()
 
 
 def test_setup_that_fails_says_so_in_its_own_words(tmp_path: Path) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runner.checkpoint.transfer import Facts, upload
 from runner.core.events import Recovered
+from runner.core.state import age
 from runner.errors import StoreError
-from runner.supervisor.recovery import note_trained, recover
+from runner.supervisor.recovery import check_store, note_trained, recover
 from runner.supervisor.session import Session
 from tests.supervisor.sessions import make_session, save, save_here
 
@@ -51,6 +53,111 @@ def test_what_is_stored_and_what_is_only_here(tmp_path: Path) -> None:
     assert [(one.step, one.id) for one in told.local] == [(9, "local:step-9.pt")]
     assert told.attempt == 1, "the number of the stored checkpoint's attempt"
     assert ground.threads == "7", "as in the checkpoint, whatever this machine has"
+
+
+def upload_of(session: Session, step: int, epoch: int) -> str:
+    """The local checkpoint of a step, committed as another machine's, of that epoch; its id."""
+    ground, told = recover(session)
+    found = ground.watch.find(next(one for one in told.local if one.step == step))
+    assert found is not None
+    id_ = f"step-{step:012d}.a1-ffffff"
+    facts = replace(FACTS, epoch=epoch)
+    upload(session.store, session.keys, 1, id_, found, facts=facts, stop=session.leaving)
+    found.path.unlink()
+    return id_
+
+
+def epochs(told: Recovered) -> dict[int, int]:
+    return {one.step: one.epoch for one in told.local}
+
+
+def held(session: Session) -> Session:
+    session.lease.take()
+    return session
+
+
+def test_what_lies_here_is_of_the_epoch_in_which_this_machine_last_had_the_lease(tmp_path: Path) -> None:
+    first, _ = make_session(tmp_path)
+    save_here(held(first), 5)
+    assert recovered(first).epoch == 1
+    save_here(first, 8)
+    first.lease.close(5.0)
+    second, _ = make_session(tmp_path, id="bbbbbb")
+    told = recovered(held(second))
+    assert told.epoch == 2
+    assert epochs(told)[8] == 1
+    save_here(second, 11)
+    second.lease.close(5.0)
+    third, _ = make_session(tmp_path, id="cccccc")
+    told = recovered(held(third))
+    assert told.epoch == 3
+    assert {step: epochs(told)[step] for step in (8, 11)} == {8: 1, 11: 2}, "each as of its own time"
+    third.lease.close(5.0)
+
+
+def test_a_stale_machines_leftovers_do_not_beat_what_another_one_has_stored_since(tmp_path: Path) -> None:
+    session, _ = make_session(tmp_path)
+    recovered(held(session))
+    save_here(session, 60)
+    session.lease.close(5.0)
+    elsewhere, _ = make_session(tmp_path, id="bbbbbb")
+    save_here(elsewhere, 45)
+    stored = upload_of(elsewhere, 45, epoch=2)
+    back, _ = make_session(tmp_path, id="cccccc")
+    told = recovered(held(back))
+    assert epochs(told) == {60: 1}
+    assert max((*told.stored, *told.local), key=age).id == stored
+    assert told.epoch == 3, "above all that is stored, whatever the lease says"
+    back.lease.close(5.0)
+
+
+def test_what_is_behind_the_checkpoint_it_was_given_is_not_of_the_new_epoch(tmp_path: Path) -> None:
+    """A trainer that started over saved step 5, and the supervisor was killed before the next start."""
+    session, _ = make_session(tmp_path)
+    save_here(session, 50)
+    upload_of(session, 50, epoch=1)
+    recovered(held(session))
+    save_here(session, 5)
+    save_here(session, 55)
+    session.lease.close(5.0)
+    again, _ = make_session(tmp_path, id="bbbbbb")
+    assert epochs(recovered(held(again))) == {5: 1, 55: 2}
+    again.lease.close(5.0)
+
+
+def test_a_checkpoint_that_was_put_here_by_hand_counts_by_its_step(tmp_path: Path) -> None:
+    session, _ = make_session(tmp_path)
+    save_here(session, 50)
+    upload_of(session, 50, epoch=4)
+    session.local.lease_note.unlink()
+    save_here(session, 60)
+    assert epochs(recovered(session)) == {60: 4}
+
+
+def test_training_that_ended_here_counts_no_more_once_another_machine_has_gone_on(tmp_path: Path) -> None:
+    session, _ = make_session(tmp_path)
+    recovered(held(session))
+    save_here(session, 60)
+    signature = recovered(session).local[0].signature
+    note_trained(session, 1, signature)
+    assert recovered(session).trained
+    session.lease.close(5.0)
+    elsewhere, _ = make_session(tmp_path, id="bbbbbb")
+    save_here(elsewhere, 45)
+    upload_of(elsewhere, 45, epoch=2)
+    assert not recovered(session).trained
+
+
+def test_the_store_is_looked_at_before_a_lease_is_written_into_it(tmp_path: Path) -> None:
+    session, _ = make_session(tmp_path)
+    check_store(session)
+    save_here(session, 5)
+    check_store(session)
+    session.store.delete([session.keys.job_yaml(1)])
+    with pytest.raises(StoreError, match="run 1 of job job"):
+        check_store(session)
+    fresh, _ = make_session(tmp_path, fresh=True)
+    check_store(fresh)
 
 
 def test_a_damaged_checkpoint_is_told_with_its_reason(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from runner.errors import StoreUnreachable
 from runner.storage.memory import Fault, MemoryStore
 from runner.supervisor.history import journal_lines, local_segments
 from runner.supervisor.journal import Journal
+from runner.supervisor.lease import LeaseGone
 from runner.supervisor.shipper import Shipper
 from tests.supervisor.sessions import wait_for
 
@@ -163,6 +164,22 @@ def test_closing_waits_no_longer_than_it_was_told(local: LocalLayout) -> None:
     began = SystemClock().now()
     shipper.close(0.2)
     assert SystemClock().now() - began < 2.0
+
+
+def test_who_has_lost_the_lease_ships_nothing_and_complains_of_nothing(local: LocalLayout) -> None:
+    complaints: list[str] = []
+    gone = MemoryStore(lambda operation, *_: Fault(LeaseGone("lost")) if operation == "write" else None)
+    shipper = ship(local, gone, complain=complaints.append)
+    record(local, "aaaaaa", 1, line(1.0, "Started"))
+    shipper.record(line(1.0, "Started"), 1, urgent=True)
+    shipper.close(5.0)
+    assert complaints == []
+    store = MemoryStore()
+    shipper = ship(local, store)
+    shipper.record(line(1.0, "Started"), 1, urgent=False)
+    shipper.record(line(2.0, "LeaseLost"), 0, urgent=True)
+    shipper.close(5.0)
+    assert contents(store) == {}
 
 
 def test_nothing_is_shipped_before_the_run_is_known(local: LocalLayout) -> None:

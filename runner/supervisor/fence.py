@@ -1,0 +1,92 @@
+"""The store as a session sees it: what it writes, it writes only while the job's lease is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from runner.storage.api import ObjectInfo, ObjectStore, OnBytes, Sink, ignore_bytes
+from runner.storage.retrying import Retry
+from runner.supervisor.lease import LeaseKeeper
+
+_Result = TypeVar("_Result")
+
+
+class FencedStore:
+    """An :class:`ObjectStore` that asks the lease before each try of what commits or deletes.
+
+    ``quick`` is the same store with little patience, so that nothing is written long after the lease was asked;
+    ``retry`` is the patience for it all. Files that only wait for their commit do no harm: they go through ``store``
+    while the lease is not known to be lost.
+    """
+
+    def __init__(self, store: ObjectStore, quick: ObjectStore, lease: LeaseKeeper, retry: Retry) -> None:
+        self._store = store
+        self._quick = quick
+        self._lease = lease
+        self._retry = retry
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    @property
+    def exclusive(self) -> bool:
+        return self._store.exclusive
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return self._store.list(prefix)
+
+    def folders(self, prefix: str = "") -> Iterator[str]:
+        return self._store.folders(prefix)
+
+    def read(self, key: str) -> bytes:
+        return self._store.read(key)
+
+    def look(self, key: str) -> tuple[bytes, str]:
+        return self._store.look(key)
+
+    def write(self, key: str, data: bytes, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
+        return self._surely("write", lambda: self._quick.write(key, data, only_new=only_new, replacing=replacing))
+
+    def download(
+        self,
+        key: str,
+        target: Path,
+        *,
+        version: str | None = None,
+        on_bytes: OnBytes = ignore_bytes,
+        note: Path | None = None,
+    ) -> None:
+        self._store.download(key, target, version=version, on_bytes=on_bytes, note=note)
+
+    def upload(
+        self,
+        source: Path,
+        key: str,
+        *,
+        on_bytes: OnBytes = ignore_bytes,
+        sink: Callable[[], Sink] | None = None,
+        note: Path | None = None,
+    ) -> ObjectInfo:
+        self._lease.check_not_lost()
+        return self._store.upload(source, key, on_bytes=on_bytes, sink=sink, note=note)
+
+    def copy(self, source: str, key: str, *, version: str | None = None) -> ObjectInfo:
+        self._lease.check_not_lost()
+        return self._store.copy(source, key, version=version)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        doomed = tuple(keys)
+        self._surely("delete", lambda: self._quick.delete(doomed))
+
+    def sweep(self, prefix: str, before: float) -> None:
+        self._surely("sweep", lambda: self._quick.sweep(prefix, before))
+
+    def _surely(self, operation: str, call: Callable[[], _Result]) -> _Result:
+        def attempt() -> _Result:
+            self._lease.check()
+            return call()
+
+        return self._retry(operation, attempt)
