@@ -66,7 +66,7 @@ class StoreBusy(StoreUnreachable):
 
 
 class ClockSkewed(StoreUnreachable):
-    """This machine's clock and the store's differ too much for signatures. A clock that is being set comes right."""
+    """The clocks of this machine and of the store differ too much for signatures. A clock that is being set comes right."""
 
 
 class AccessDenied(StoreError):

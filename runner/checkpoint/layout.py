@@ -19,6 +19,7 @@ _ID = re.compile(r"[0-9a-f]{6}")
 _NUMBER = r"[1-9][0-9]{0,8}"
 _RUN = re.compile(rf"run-({_NUMBER})")
 _CHECKPOINT = re.compile(rf"step-([0-9]{{12,18}})\.a({_NUMBER})-([0-9a-f]{{6}})")
+_ATTEMPT = re.compile(rf"a({_NUMBER})-[0-9a-f]{{6}}(?:\.jsonl\.d)?")
 _JOURNAL = re.compile(rf"journal/a({_NUMBER})-([0-9a-f]{{6}})\.jsonl\.d/([0-9]{{6,12}})")
 _LOG = re.compile(rf"logs/a({_NUMBER})-([0-9a-f]{{6}})/([0-9]{{6,12}})\.log")
 
@@ -150,17 +151,13 @@ class StoreLayout:
         match = _RUN.fullmatch(folder)
         return int(match[1]) if match and slash and job == self.job else None
 
-    def attempt_of(self, key: str) -> int | None:
-        """The attempt that wrote a key: a file of a checkpoint, or a segment of a journal or log."""
-        run = self.run_of(key)
-        if run is None:
-            return None
-        segment = self.parse_segment(key)
-        if segment is not None:
-            return segment.attempt
-        file = self.parse_checkpoint_key(run, key)
-        name = parse_checkpoint_id(file.id) if file else None
-        return name.attempt if name else None
+    def attempt_in(self, folder: str) -> int | None:
+        """The attempt that made a folder of a run: a checkpoint, a journal, a log."""
+        checkpoint = parse_checkpoint_id(folder)
+        if checkpoint is not None:
+            return checkpoint.attempt
+        match = _ATTEMPT.fullmatch(folder)
+        return int(match[1]) if match else None
 
     def parse_checkpoint_key(self, run: int, key: str) -> CheckpointKey | None:
         prefix = self.checkpoints_prefix(run)
@@ -227,6 +224,11 @@ class LocalLayout:
     @property
     def lease_note(self) -> Path:
         return self.state / "lease.json"
+
+    @property
+    def upload_notes(self) -> Path:
+        """How far the upload is that is under way."""
+        return self.state / "upload"
 
     @property
     def trained(self) -> Path:

@@ -28,12 +28,13 @@ from runner.checkpoint.manifest import (
     Manifest,
     check_path,
     parse_manifest,
+    signature,
     to_bytes,
     to_checkpoint,
 )
 from runner.checkpoint.twins import Twins
 from runner.checkpoint.upload_notes import UploadNotes
-from runner.core.state import Checkpoint
+from runner.core.state import Checkpoint, age
 from runner.errors import (
     CloudrunError,
     CorruptData,
@@ -170,13 +171,14 @@ def upload(
 
     Files that are the same in the newest of the run's ``earlier`` checkpoints are copied inside the store.
     With ``notes``, a call for the same id and files goes on where a process that died has come to.
+    What is committed already under this id, by a try whose answer was lost, is left as it is.
     Raises SourceChanged, and commits nothing, when the files are not, or do not stay, those of ``found``;
-    ObjectExists when this id is committed already (which is left as it is); TransferStopped; the store's errors.
+    ObjectExists when other files are committed under this id; TransferStopped; the store's errors.
     """
     prefix = layout.checkpoint_prefix(run, checkpoint_id)
     there = {info.key: info for info in store.list(prefix)}
     if layout.manifest(run, checkpoint_id) in there:
-        raise ObjectExists(f"{checkpoint_id} is stored already")
+        return _committed_before(store, layout, run, checkpoint_id, found)
     with _undone_on_failure(store, [prefix + file.path for file in found.files]):
         before = _snapshot(found)
         sending = _Sending(store, prefix, found, Twins(layout, run, earlier), notes, there, on_bytes)
@@ -185,6 +187,13 @@ def upload(
         _check_unchanged(found, before)
     manifest = _manifest(layout.job, run, checkpoint_id, found, facts, _in_order_of(found, entries))
     _commit(store, layout.manifest(run, checkpoint_id), to_bytes(manifest))
+    return manifest
+
+
+def _committed_before(store: ObjectStore, layout: StoreLayout, run: int, checkpoint: str, found: Found) -> Manifest:
+    manifest = read_manifest(store, layout, run, checkpoint)
+    if signature(manifest.files) != found.signature:
+        raise ObjectExists(f"{checkpoint} is stored already, with other files")
     return manifest
 
 
@@ -318,7 +327,7 @@ def _commit(store: ObjectStore, key: str, data: bytes) -> None:
 def list_stored(
     store: ObjectStore, layout: StoreLayout, run: int, *, workers: int = WORKERS
 ) -> list[Checkpoint | Unreadable]:
-    """The committed checkpoints of a run, highest step first, commit time second.
+    """The committed checkpoints of a run, best first.
 
     From one listing, and one read per manifest: a checkpoint with missing or short objects is told as Unreadable
     without a download. Errors of the store itself are raised.
@@ -330,7 +339,7 @@ def list_stored(
         return _examine(store, layout, run, name, objects[name])
 
     told = [one for one in _side_by_side(work, committed, workers, threading.Event()) if one is not None]
-    return sorted(told, key=lambda one: (one.step, one.time if isinstance(one, Checkpoint) else 0.0), reverse=True)
+    return sorted(told, key=lambda one: age(one) if isinstance(one, Checkpoint) else (0, one.step, 0.0), reverse=True)
 
 
 def _by_checkpoint(store: ObjectStore, layout: StoreLayout, run: int) -> dict[str, dict[str, ObjectInfo]]:

@@ -19,7 +19,10 @@ from runner.storage.notes import this_boot
 
 @dataclass(frozen=True, slots=True)
 class UploadNotes:
-    """A folder with one note for each file, and one that says which checkpoint they are about."""
+    """A folder with one note for each file, and one that says which checkpoint they are about.
+
+    Notes only spare work: what cannot be written down, on a full disk, must not stop an upload.
+    """
 
     folder: Path
 
@@ -33,7 +36,8 @@ class UploadNotes:
         if self.id_for(run, signature) != checkpoint:
             self.end()
         about = {"run": run, "signature": signature, "id": checkpoint}
-        write_atomically(self.folder / "checkpoint.json", json.dumps(about).encode())
+        with suppress(OSError):
+            write_atomically(self.folder / "checkpoint.json", json.dumps(about).encode())
 
     def end(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -45,7 +49,8 @@ class UploadNotes:
     def note_done(self, key: str, source: Path, sent: ObjectInfo, sums: Digest) -> None:
         """The object is complete and is exactly the file as it is now."""
         row = {**_about(key, source), "version": sent.version, "blake3": sums.blake3, "crc32c": sums.crc32c}
-        write_atomically(self.folder / f"{_name(key)}.done", json.dumps(row).encode())
+        with suppress(OSError):
+            write_atomically(self.folder / f"{_name(key)}.done", json.dumps(row).encode())
 
     def done(self, key: str, source: Path, there: ObjectInfo | None) -> Digest | None:
         """The digest of ``source`` when all of it is in the store already and neither has changed since."""

@@ -19,7 +19,7 @@ from runner.errors import StoreError, UsageError
 from runner.files import is_locked
 from runner.spec import SpecInvalid, load_spec
 from runner.storage.api import ObjectStore
-from runner.supervisor.history import journal_lines, local_segments
+from runner.supervisor.history import journal_lines, local_segments, stored_runs
 from runner.supervisor.recovery import runs_here
 from runner.wiring import make_policy, open_job, open_recorded
 
@@ -46,7 +46,7 @@ class KnownJob:
     def newest_run(self) -> int:
         """The run that is current, by the store and by this disk. Raises UsageError when the job has none."""
         here = runs_here(self.local)
-        there = self.ask(lambda store: set(runs_of(self.keys, store)) if store else set(), enough=bool(here))
+        there = self.ask(lambda store: stored_runs(store, self.keys) if store else set(), enough=bool(here))
         if not here and not there:
             raise UsageError(
                 f"job {self.name} has nothing in {self.store.url}", "start it with: cloudrun submit job.yaml"
@@ -73,12 +73,6 @@ class KnownJob:
 @cache
 def say_once(text: str) -> None:
     click.echo(text, err=True)
-
-
-def runs_of(keys: StoreLayout, store: ObjectStore) -> Iterator[int]:
-    """The runs of a job in its store."""
-    found = (keys.run_of(f"{keys.prefix()}{folder}/") for folder in store.folders(keys.prefix()))
-    yield from (run for run in found if run is not None)
 
 
 def find_job(text: str, environ: Mapping[str, str]) -> KnownJob:

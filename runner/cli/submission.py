@@ -19,10 +19,11 @@ from runner.errors import ExitCode
 from runner.files import is_locked
 from runner.report.console import narrate
 from runner.spec import SpecInvalid, load_spec, not_yet, unmet_needs
+from runner.supervisor.history import stored_runs
 from runner.supervisor.inbox import Inbox
 from runner.supervisor.lease_body import read_body
 from runner.supervisor.output import Console, Secrets
-from runner.supervisor.recovery import choose_run
+from runner.supervisor.recovery import choose_run, is_there
 from runner.wiring import Job, open_job, read_supervisor, run_job
 
 
@@ -52,14 +53,13 @@ class Submission:
     def plan(self, *, fresh: bool) -> list[str]:
         """What submit would do, in words; asks the store, changes nothing."""
         job, spec = self.job, self.job.spec
-        keys = [info.key for info in job.store.list(job.keys.prefix())]
-        run = choose_run(job.keys, job.local, keys, fresh=fresh)
-        is_new = all(job.keys.run_of(key) != run for key in keys)
+        there = stored_runs(job.store, job.keys)
+        run = choose_run(job.local, there, fresh=fresh)
         told = list_stored(job.store, job.keys, run)
         stored = [one for one in told if isinstance(one, Checkpoint)]
         command = shlex.join(spec.argv) if spec.argv else "the script of the spec, by bash"
         lines = [
-            f"job         {spec.name}, run {run}" + (" (new)" if is_new else ""),
+            f"job         {spec.name}, run {run}" + ("" if run in there else " (new)"),
             f"store       {job.local.store_url}",
             f"command     {Secrets(spec.secret_values(job.environ)).redact_text(command)}",
             f"workdir     {spec.working_directory}",
@@ -68,7 +68,7 @@ class Submission:
         lines += [f"data        {data.source} -> {data.target or '.'}" for data in spec.data]
         newest = max(stored, key=age, default=None)
         begin = f"step {newest.step} ({newest.id})" if newest else "the first step"
-        done = job.keys.done(run) in keys
+        done = is_there(job.store, job.keys.done(run))
         lines.append(f"begins at   {'nothing: this run is finished' if done else begin}")
         lease = read_body(job.store, job.keys.lease())
         return [*lines, *([f"stands by   {lease.host} runs this job now"] if lease and not lease.released else [])]

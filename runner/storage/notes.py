@@ -22,7 +22,10 @@ def this_boot() -> str:
 
 
 class TransferNote:
-    """A file with one line that says what is transferred, and one for each piece that has arrived."""
+    """A file with one line that says what is transferred, and one for each piece that has arrived.
+
+    It only spares work: what cannot be written down, on a full disk, must not stop the transfer.
+    """
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         """``about`` is everything that must be the same for the pieces to be of use."""
@@ -38,10 +41,11 @@ class TransferNote:
 
     def begin(self, more: Mapping[str, Any]) -> None:
         """Start anew, with what else must be remembered."""
-        write_atomically(self._path, _line({**self._about, **more}))
+        with suppress(OSError):
+            write_atomically(self._path, _line({**self._about, **more}))
 
     def add(self, piece: Mapping[str, Any]) -> None:
-        with open(self._path, "ab", 0) as file:
+        with suppress(OSError), open(self._path, "ab", 0) as file:
             file.write(_line(piece))
 
     def remove(self) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from runner import __version__
 from runner.checkpoint import transfer
 from runner.checkpoint.layout import checkpoint_id
-from runner.checkpoint.manifest import to_checkpoint
+from runner.checkpoint.manifest import Manifest, to_checkpoint
+from runner.checkpoint.upload_notes import UploadNotes
 from runner.core import actions as do
 from runner.core import events as on
 from runner.core.actions import Action
@@ -43,6 +44,7 @@ class Executor:
         self._ground: Ground | None = None
         self._attempt: Attempt | None = None
         self._used_ids: set[str] = set()
+        self._earlier: tuple[Manifest, ...] = ()
         self._swept = False
 
     def perform(self, action: Action) -> None:  # noqa: C901, PLR0912 - one arm per action
@@ -120,6 +122,7 @@ class Executor:
 
     def _recover(self) -> Event:
         self._ground, recovered = recover(self._session)
+        self._earlier = self._ground.newest
         return recovered
 
     def _prepare(self, attempt: int) -> Event:
@@ -195,10 +198,22 @@ class Executor:
             epoch=checkpoint.epoch,
             environment={THREADS: ground.threads},
         )
-        name = self._new_id(checkpoint)
+        notes = UploadNotes(session.local.upload_notes)
+        name = notes.id_for(ground.run, found.signature) or self._new_id(checkpoint)
+        notes.begin(ground.run, found.signature, name)
         manifest = transfer.upload(
-            session.store, session.keys, ground.run, name, found, facts=facts, stop=session.leaving
+            session.store,
+            session.keys,
+            ground.run,
+            name,
+            found,
+            facts=facts,
+            earlier=self._earlier,
+            notes=notes,
+            stop=session.leaving,
         )
+        notes.end()
+        self._earlier = (manifest, *self._earlier)[:2]
         return on.Uploaded(checkpoint.id, to_checkpoint(manifest), session.clock.now() - began)
 
     def _new_id(self, checkpoint: Checkpoint) -> str:

@@ -26,6 +26,19 @@ def local_segments(local: LocalLayout, run: int, kind: str) -> dict[Segment, Pat
     return found
 
 
+def stored_runs(store: ObjectStore, keys: StoreLayout) -> set[int]:
+    """The runs of a job that the store has."""
+    found = (keys.run_of(f"{keys.prefix()}{folder}/") for folder in store.folders(keys.prefix()))
+    return {run for run in found if run is not None}
+
+
+def stored_attempts(store: ObjectStore, keys: StoreLayout, run: int) -> Iterator[int]:
+    """The attempts of a run that have left something in the store."""
+    for kind in ("checkpoints", "journal", "logs"):
+        found = map(keys.attempt_in, store.folders(f"{keys.run_prefix(run)}{kind}/"))
+        yield from (attempt for attempt in found if attempt is not None)
+
+
 def stored_segments(store: ObjectStore, keys: StoreLayout, run: int, kind: str) -> dict[Segment, tuple[str, int]]:
     """The segments of one kind in the store, each with its key and size."""
     found = {}

@@ -14,7 +14,7 @@ from runner.files import write_atomically
 from runner.storage.api import ObjectStore
 
 VERSION = 1
-PERIOD = 30.0
+PERIOD = 20.0
 """Seconds within which a dead holder is followed."""
 
 LONGEST_PERIOD = 3600.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +10,15 @@ from typing import Any
 
 from runner.checkpoint.layout import LocalLayout, StoreLayout
 from runner.checkpoint.local import Found, scan, set_aside
+from runner.checkpoint.manifest import Manifest
 from runner.checkpoint.transfer import Unreadable, list_stored, read_manifest
 from runner.core.events import Noticed, Recovered
 from runner.core.state import Checkpoint, Rejected, age, place
 from runner.errors import CorruptData, ObjectMissing, StoreError
 from runner.files import write_atomically
 from runner.launch.environment import threads_of_this_machine
-from runner.supervisor.history import local_segments
+from runner.storage.api import ObjectStore
+from runner.supervisor.history import local_segments, stored_attempts, stored_runs
 from runner.supervisor.lease_body import Note, read_note, write_note
 from runner.supervisor.session import Session
 from runner.supervisor.shelf_watch import ShelfWatch
@@ -27,38 +28,43 @@ THREADS = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What a session stands on once it has recovered. ``threads`` is the run's thread count, on every machine."""
+    """What a session stands on once it has recovered.
+
+    threads  the run's thread count, on every machine
+    newest   manifests of the newest checkpoints that were stored by then
+    """
 
     run: int
     watch: ShelfWatch
     threads: str
+    newest: tuple[Manifest, ...] = ()
 
 
 def recover(session: Session) -> tuple[Ground, Recovered]:
     """Find the run to go on with, or begin one. Raises CloudrunError when the store cannot be asked."""
-    keys = [info.key for info in session.store.list(session.keys.prefix())]
-    run = choose_run(session.keys, session.local, keys, fresh=session.fresh)
-    write_spec(session, run, keys)
+    run = choose_run(session.local, stored_runs(session.store, session.keys), fresh=session.fresh)
+    write_spec(session, run)
     told = list_stored(session.store, session.keys, run)
     stored = tuple(one for one in told if isinstance(one, Checkpoint))
     folder = session.folders(run).checkpoints
     ours = session.spec.checkpoint_dir is None or claim(session, run, folder)
     note = read_trained(session, run)
     watch = ShelfWatch(session, folder)
-    attempt = last_attempt(session, run, keys)
+    attempt = last_attempt(session, run)
     found = watch.first_look(clean_exit=note is not None)
     # What lay in the owner's folder before its first run may be anything; a pretrained model tells no step.
     here = local_checkpoints([one for one in found if ours or one.step is not None], stored, attempt)
     local = with_epochs(here, read_note(session.local.lease_note), stored)
     epoch = session.lease.epoch_above(max((one.epoch for one in stored), default=0))
     note_epoch(session, epoch, stored, local)
-    return Ground(run, watch, threads_of(session, run, stored)), Recovered(
+    newest = newest_manifests(session, run, stored)
+    return Ground(run, watch, threads_of(newest), newest), Recovered(
         run=run,
         attempt=attempt,
         stored=stored,
         local=local,
         rejected=tuple(Rejected(one.id, one.step, one.reason) for one in told if isinstance(one, Unreadable)),
-        done=session.keys.done(run) in keys,
+        done=is_there(session.store, session.keys.done(run)),
         trained=note is not None and still_holds(note, (*stored, *local)),
         epoch=epoch,
     )
@@ -67,18 +73,15 @@ def recover(session: Session) -> tuple[Ground, Recovered]:
 def check_store(session: Session) -> None:
     """Raise StoreError, before anything is written, when the store lacks a run that this machine knows."""
     if runs_here(session.local):
-        names = session.store.folders(session.keys.prefix())
-        folders = [f"{session.keys.prefix()}{name}/" for name in names]
-        choose_run(session.keys, session.local, folders, fresh=session.fresh)
+        choose_run(session.local, stored_runs(session.store, session.keys), fresh=session.fresh)
 
 
-def choose_run(keys: StoreLayout, local: LocalLayout, stored: Iterable[str], *, fresh: bool) -> int:
+def choose_run(local: LocalLayout, there: set[int], *, fresh: bool) -> int:
     """The run to go on with; with ``fresh``, or for a job that nobody has started yet, a new one.
 
-    ``stored`` are the job's keys in the store. Raises StoreError when a run that this machine knows is not among them:
-    a store that is not mounted looks like an empty one, and must not make the job start from the beginning.
+    Raises StoreError when a run that this machine knows is not among those ``there``, in the store: one that is not
+    mounted looks like an empty one, and must not make the job start from the beginning.
     """
-    there = {run for key in stored if (run := keys.run_of(key)) is not None}
     newest = max(there | runs_here(local), default=0)
     if fresh or not newest:
         return newest + 1
@@ -97,11 +100,17 @@ def runs_here(local: LocalLayout) -> set[int]:
     return {run for path in folders if (run := keys.run_of(f"{keys.prefix()}{path.name}/")) is not None}
 
 
-def write_spec(session: Session, run: int, stored: list[str]) -> None:
+def write_spec(session: Session, run: int) -> None:
     """Keep the spec's text in the run, as it is written: with no variable filled in, so with no secret."""
     key, text = session.keys.job_yaml(run), session.secrets.redact(session.spec.raw_text.encode())
-    if key not in stored or session.store.read(key) != text:
-        session.store.write(key, text)
+    with suppress(ObjectMissing):
+        if session.store.read(key) == text:
+            return
+    session.store.write(key, text)
+
+
+def is_there(store: ObjectStore, key: str) -> bool:
+    return any(info.key == key for info in store.list(key))
 
 
 def claim(session: Session, run: int, folder: Path) -> bool:
@@ -162,20 +171,25 @@ def still_holds(note: TrainedNote, known: tuple[Checkpoint, ...]) -> bool:
     return last >= max((one.epoch for one in known), default=0)
 
 
-def last_attempt(session: Session, run: int, keys: list[str]) -> int:
+def last_attempt(session: Session, run: int) -> int:
     """The highest attempt number in use, in the store or in records here that have not been stored yet."""
-    stored = [session.keys.attempt_of(key) or 0 for key in keys if session.keys.run_of(key) == run]
+    stored = stored_attempts(session.store, session.keys, run)
     here = [segment.attempt for kind in ("journal", "logs") for segment in local_segments(session.local, run, kind)]
     return max([0, *stored, *here])
 
 
-def threads_of(session: Session, run: int, stored: tuple[Checkpoint, ...]) -> str:
-    """The thread count that the run's checkpoints were made with, else this machine's."""
-    newest = max(stored, key=age, default=None)
-    recorded = None
-    if newest is not None:
+def newest_manifests(session: Session, run: int, stored: tuple[Checkpoint, ...]) -> tuple[Manifest, ...]:
+    """Of the two newest checkpoints: what follows them may share files with them."""
+    found = []
+    for one in sorted(stored, key=age, reverse=True)[:2]:
         with suppress(ObjectMissing, CorruptData):
-            recorded = read_manifest(session.store, session.keys, run, newest.id).environment.get(THREADS)
+            found.append(read_manifest(session.store, session.keys, run, one.id))
+    return tuple(found)
+
+
+def threads_of(newest: tuple[Manifest, ...]) -> str:
+    """The thread count that the run's checkpoints were made with, else this machine's."""
+    recorded = newest[0].environment.get(THREADS) if newest else None
     return recorded or threads_of_this_machine()
 
 

@@ -57,8 +57,7 @@ def test_keys_come_back() -> None:
     )
     assert LAYOUT.parse_segment("digits/run-3/logs/a7-3f9c2d/000002.log") == Segment(3, "logs", 7, "3f9c2d", 2)
     assert LAYOUT.run_of("digits/run-12/job.yaml") == 12
-    assert LAYOUT.attempt_of(f"digits/run-1/checkpoints/{ID}/a.pt") == 7
-    assert LAYOUT.attempt_of("digits/run-3/logs/a9-3f9c2d/000002.log") == 9
+    assert [LAYOUT.attempt_in(folder) for folder in (ID, "a8-3f9c2d.jsonl.d", "a9-3f9c2d")] == [7, 8, 9]
 
 
 @given(st.integers(0, 10**18 - 1), st.integers(1, 10**9 - 1), st.integers(0, 16**6 - 1))
@@ -90,13 +89,17 @@ def test_foreign_checkpoint_ids_are_nothing(text: str) -> None:
 )  # fmt: skip
 def test_foreign_keys_have_no_run(key: str) -> None:
     assert LAYOUT.run_of(key) is None
-    assert LAYOUT.attempt_of(key) is None
+
+
+@pytest.mark.parametrize("folder", ["", "a0-3f9c2d", "a7", "b7-3f9c2d", "a7-3f9c2d.jsonl", "a7-3F9C2D", "a7-3f9c2d\n"])
+def test_foreign_folders_are_of_no_attempt(folder: str) -> None:
+    assert LAYOUT.attempt_in(folder) is None
 
 
 @given(st.text())
 def test_no_text_breaks_a_parser(text: str) -> None:
     LAYOUT.run_of(f"digits/{text}")
-    LAYOUT.attempt_of(f"digits/run-1/{text}")
+    LAYOUT.attempt_in(text)
     LAYOUT.parse_segment(f"digits/run-1/logs/{text}")
     LAYOUT.parse_checkpoint_key(1, f"digits/run-1/checkpoints/{text}")
 
