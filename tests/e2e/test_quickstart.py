@@ -71,7 +71,7 @@ def test_killed_again_and_again_on_s3(
     name = fresh_bucket(seaweedfs)
     machine.extra = {**in_the_cloud(f"s3://{name}"), **seaweedfs.environ(), "AWS_ENDPOINT_URL": seaweedfs.endpoint}
     seaweedfs.client().upload_file(str(bucket / DATA), name, f"data/{DATA}")
-    kill_and_compare(machine, undisturbed, 6, 3, wiped=True)
+    kill_and_compare(machine, undisturbed, 4, 2, wiped=True)
 
 
 @pytest.mark.timeout(400)
@@ -82,7 +82,7 @@ def test_killed_again_and_again_on_obs(
     machine.extra = {**in_the_cloud(f"obs://{name}"), **obs.environ(), "OBS_ENDPOINT": obs.endpoint}
     access = Access(endpoint=obs.endpoint, environ=obs.environ())
     open_store(f"obs://{name}", access, Retry(5)).upload(bucket / DATA, f"data/{DATA}")
-    kill_and_compare(machine, undisturbed, 6, 3, wiped=True)
+    kill_and_compare(machine, undisturbed, 4, 2, wiped=True)
 
 
 def in_the_cloud(bucket: str) -> dict[str, str]:

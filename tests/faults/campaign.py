@@ -1,0 +1,114 @@
+"""Many operations of a store through a spoiling proxy, and what must hold whatever happens to their requests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from runner.storage.api import ObjectStore
+from runner.storage.opening import open_store
+from runner.storage.retrying import Retry
+from runner.storage.s3 import connection
+from tests.faults.plans import BODIES, STALLS, Kind, RandomPlan, Request
+from tests.faults.proxy import Proxy, spoiling
+from tests.servers import Server
+
+PATIENCE = 1
+"""Seconds without a byte after which the client gives up here; 60 in earnest. Large bodies need more: the proxy, and
+the server behind it, take them whole before they answer.
+"""
+
+DELAY = 0.1
+LONGEST_CALL = 45.0
+"""Seconds: some stalls, tries again, and a slow machine. Whatever takes longer hangs."""
+
+IN_A_ROW = 2
+
+ELSEWHERE = frozenset({Kind.PORTAL, Kind.FLIP_REQUEST})
+"""Kinds with tests of their own: a portal may end an operation, since it is no store that has trouble; and not every
+server compares what arrives with its digest.
+"""
+
+WEIGHTS: Mapping[Kind, float] = {kind: 0.25 if kind in STALLS else 1.0 for kind in Kind if kind not in ELSEWHERE}
+"""Few stalls, since each costs the client's whole patience."""
+
+
+BODILESS = frozenset({Kind.SKEWED, Kind.SKEWED_400, Kind.EXPIRED, Kind.EXPIRED_403, Kind.CUT_ANSWER, Kind.RESET_ANSWER})
+"""What cannot be told apart in the answer to a HEAD: why it is a refusal, and whether its head is whole."""
+
+
+def is_object(request: Request) -> bool:
+    """Whether the answer's body is an object's: those of listings and the like have no digest, so that nobody can know
+    of a flipped bit.
+    """
+    return request.method == "GET" and not {"list-type", "uploads", "uploadId", "prefix"} & set(request.query)
+
+
+def knowable(request: Request, kind: Kind) -> bool:
+    """Whether a client can know of the fault, and get over it, where each object's ETag is its MD5."""
+    if request.method == "HEAD":
+        return kind not in BODILESS | BODIES
+    if request.method == "PUT" and kind in BODIES:
+        return False  # no body comes back
+    return kind is not Kind.FLIP_ANSWER or is_object(request)
+
+
+def patient(give_up_after: float = 60.0) -> Retry:
+    """Tries again as in earnest, without the long waits."""
+    return Retry(give_up_after, sleep=lambda seconds: time.sleep(min(seconds, 0.02)))
+
+
+@contextmanager
+def spoilt(
+    server: Server,
+    bucket: str,
+    seed: int,
+    *,
+    probability: float = 0.5,
+    retry: Retry | None = None,
+    patience: int = PATIENCE,
+    allowed: Callable[[Request, Kind], bool] = knowable,
+) -> Iterator[tuple[ObjectStore, Proxy]]:
+    """A store in ``bucket`` behind a proxy that spoils a share of its requests, and the proxy."""
+    plan = RandomPlan(seed, WEIGHTS, probability=probability, in_a_row=IN_A_ROW, allowed=allowed)
+    with impatient(patience), spoiling(server.endpoint, plan, delay=DELAY) as proxy:
+        access = replace(server.access(), endpoint=proxy.endpoint)
+        yield open_store(f"s3://{bucket}/data", access, retry or patient()), proxy
+
+
+@contextmanager
+def impatient(patience: int = PATIENCE) -> Iterator[None]:
+    """Clients made in the block give up stalled requests soon."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection, "STALL_S", patience)
+        yield
+
+
+def run_all(operation: Callable[[int], None], count: int, seed: int, *, at_once: int = 4) -> None:
+    """``operation`` with 0, 1, ... by several threads. Each must end in time; the first failure is raised, and says
+    with which seed it comes again.
+    """
+    failed = threading.Event()
+
+    def one(number: int) -> None:
+        if failed.is_set():
+            return
+        began = time.monotonic()
+        try:
+            operation(number)
+            took = time.monotonic() - began
+            assert took < LONGEST_CALL, f"took {took:.0f} s"
+        except BaseException as error:
+            failed.set()
+            error.add_note(f"operation {number} of seed {seed}")
+            raise
+
+    with ThreadPoolExecutor(at_once) as pool:
+        for done in [pool.submit(one, number) for number in range(count)]:
+            done.result(LONGEST_CALL * count)
