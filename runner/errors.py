@@ -99,6 +99,10 @@ class NotOffered(StoreError):
     """The store does not know this kind of request."""
 
 
+class BeyondEnd(StoreError):
+    """A range was asked for that begins behind the last byte; of an empty object, every range does."""
+
+
 class BadKey(StoreError):
     """A key that cannot be stored or must not be followed (empty, absolute, ``..``, control characters)."""
 

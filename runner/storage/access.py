@@ -24,6 +24,7 @@ class Access:
     addressing   path, virtual or auto
     sse          ``AES256`` or ``aws:kms``; ``kms_key`` is for the latter
     concurrency  requests at the same time
+    stall        seconds without a byte after which a request has failed
     """
 
     endpoint: str | None = None
@@ -34,4 +35,5 @@ class Access:
     kms_key: str | None = None
     requester_pays: bool = False
     concurrency: int | None = None
+    stall: float = 60.0
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)

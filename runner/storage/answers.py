@@ -8,6 +8,7 @@ from typing import Literal
 from runner.errors import (
     AccessDenied,
     BadKey,
+    BeyondEnd,
     ClockSkewed,
     CloudrunError,
     CredentialsExpired,
@@ -88,6 +89,8 @@ def _final(asked: Asked, status: int, code: str, said: str) -> CloudrunError:
         return ObjectMissing(f"{asked.what} does not exist")
     if status == 412 or code == "PreconditionFailed":
         return ObjectChanged(f"{asked.what} is not the version that was asked for")
+    if code == "InvalidRange" or status == 416:
+        return BeyondEnd(f"{asked.what}: the range begins behind the last byte")
     if code in UNKNOWN_WHO or status == 401:
         return AccessDenied(
             said, f"the store does not accept these credentials for {asked.bucket}: check key and secret"

@@ -101,8 +101,9 @@ class Bucket(Protocol):
     def get(
         self, key: str, *, version: str | None = None, start: int = 0, length: int | None = None
     ) -> AbstractContextManager[Answer]:
-        """The bytes of an object from ``start`` on, ``length`` of them or all. With ``version``, ObjectChanged unless
-        the object is that version: decided by the store, within the request. ``key`` may be odd (``a//b``, ``../x``).
+        """The bytes of an object from ``start`` on, ``length`` of them or as many as there are. BeyondEnd when that is
+        behind the last one. With ``version``, ObjectChanged unless the object is that version: decided by the store,
+        within the request. ``key`` may be odd (``a//b``, ``../x``).
         """
         ...
 

@@ -11,14 +11,15 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crc32c import crc32c
 
-from runner.errors import CloudrunError, CorruptData, StoreUnreachable
+from runner.errors import BeyondEnd, CloudrunError, CorruptData, StoreUnreachable
 from runner.storage.api import OnBytes
-from runner.storage.bucket import Bucket, Proof
+from runner.storage.bucket import Answer, Bucket, Proof
 from runner.storage.buffers import Buffers
 from runner.storage.local import translating
 from runner.storage.notes import TransferNote
@@ -110,7 +111,7 @@ class Download:
             os.close(fd)
 
     def _begin(self, fd: int, version: str | None) -> Begun:
-        """Ask for everything and take the first range of it: of a small object that is the whole."""
+        """Bring the first range: of a small object that is the whole."""
         begun = self.requests.retry("download", lambda: self._first(fd, version), worth_retrying)
         if begun.size > RANGE:
             os.truncate(fd, begun.size)
@@ -122,11 +123,27 @@ class Download:
 
     def _first(self, fd: int, version: str | None) -> Begun:
         span = _Span(self, fd, version, 0, RANGE)
-        with self.requests.throttle.turn(), self.requests.bucket.get(self.key, version=version) as answer:
+        with self.requests.throttle.turn(), self._beginning(version) as answer:
             span.end = min(answer.size, RANGE)
             begun = Begun(answer.size, answer.version, answer.proof)
             span.take_what_comes(answer.chunks)
         return replace(begun, done=((0, span.at),))
+
+    @contextmanager
+    def _beginning(self, version: str | None) -> Iterator[Answer]:
+        """As a range: then the store tells the object's length in words, and it is not read from where the answer ends,
+        which may be too early.
+        """
+        bucket, found = self.requests.bucket, False
+        try:
+            with bucket.get(self.key, version=version, length=RANGE) as answer:
+                found = True
+                yield answer
+        except BeyondEnd:
+            if found:
+                raise
+            with bucket.get(self.key, version=version) as answer:  # an empty object has no ranges
+                yield answer
 
     def _fill(self, fd: int, begun: Begun) -> None:
         """Bring the spans that are missing, several at once, and prove the whole."""

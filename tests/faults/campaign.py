@@ -9,12 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
-import pytest
-
 from runner.storage.api import ObjectStore
 from runner.storage.opening import open_store
 from runner.storage.retrying import Retry
-from runner.storage.s3 import connection
 from tests.faults.plans import BODIES, STALLS, Kind, RandomPlan, Request
 from tests.faults.proxy import Proxy, spoiling
 from tests.servers import Server
@@ -77,17 +74,9 @@ def spoilt(
 ) -> Iterator[tuple[ObjectStore, Proxy]]:
     """A store in ``bucket`` behind a proxy that spoils a share of its requests, and the proxy."""
     plan = RandomPlan(seed, WEIGHTS, probability=probability, in_a_row=IN_A_ROW, allowed=allowed)
-    with impatient(patience), spoiling(server.endpoint, plan, delay=DELAY) as proxy:
-        access = replace(server.access(), endpoint=proxy.endpoint)
+    with spoiling(server.endpoint, plan, delay=DELAY) as proxy:
+        access = replace(server.access(), endpoint=proxy.endpoint, stall=patience)
         yield open_store(f"s3://{bucket}/data", access, retry or patient()), proxy
-
-
-@contextmanager
-def impatient(patience: int = PATIENCE) -> Iterator[None]:
-    """Clients made in the block give up stalled requests soon."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection, "STALL_S", patience)
-        yield
 
 
 def run_all(operation: Callable[[int], None], count: int, seed: int, *, at_once: int = 4) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from runner.errors import ObjectChanged, ObjectExists, ObjectMissing, StoreUnreachable
+from runner.errors import BeyondEnd, ObjectChanged, ObjectExists, ObjectMissing, StoreUnreachable
 from runner.storage.api import ObjectInfo
 from runner.storage.bucket import Answer, Buffer, Page, Part, Proof, Unfinished, Whole
 
@@ -59,8 +59,9 @@ class MemoryBucket:
     ) -> Iterator[Answer]:
         self.hook("get", key)
         data, there = self._object(key, version)
-        whole = start == 0 and length is None
-        proof = Proof("md5", hashlib.md5(data).hexdigest()) if whole else None
+        if start and start >= len(data):
+            raise BeyondEnd(key)
+        proof = Proof("md5", hashlib.md5(data).hexdigest())
         end = len(data) if length is None else min(len(data), start + length)
         yield Answer(len(data), there, self._chunks(key, data[start:end]), proof)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from html import unescape
+from typing import Any
 from xml.etree.ElementTree import Element, ParseError, fromstring
 
 import urllib3.exceptions
@@ -81,6 +82,26 @@ def document(asked: Asked, body: bytes) -> Element:
         return fromstring(body)  # noqa: S314  # expat limits by itself what entities can grow to
     except ParseError as error:
         raise StoreUnreachable(f"{asked.what}: the answer is cut off or mangled: {error}") from error
+
+
+def needed(asked: Asked, answer: Mapping[str, Any], name: str) -> Any:
+    """What every answer of a store has. StoreUnreachable where it lacks: it was cut off, or somebody else answered (the
+    page of a captive portal says 200 as well).
+    """
+    if answer.get(name) is None:
+        raise StoreUnreachable(
+            f"{asked.what}: the answer lacks {name}",
+            "is something between this machine and the store that answers for it?",
+        )
+    return answer[name]
+
+
+def tag_in(asked: Asked, answer: Mapping[str, Any], name: str = "ETag") -> str:
+    """The ETag of an answer without its quotes. StoreUnreachable when it is not there, or cut off."""
+    tag = str(needed(asked, answer, name)).removeprefix("W/")
+    if not tag.strip('"') or tag.startswith('"') != (len(tag) > 1 and tag.endswith('"')):
+        raise StoreUnreachable(f"{asked.what}: the answer is cut off in its {name}")
+    return tag.strip('"')
 
 
 def lacks_operation(status: int, body: bytes) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -9,16 +11,17 @@ from typing import Any
 
 import obstore
 
-from runner.errors import ObjectChanged, ObjectExists, ObjectMissing
+from runner.errors import ObjectChanged, ObjectExists, ObjectMissing, StoreUnreachable
 from runner.storage.access import Access
 from runner.storage.api import ObjectInfo
 from runner.storage.bucket import Answer, Buffer, Page, Part, Proof, Unfinished, Whole
-from runner.storage.s3.answers import error_in, lacks_operation
+from runner.storage.s3.answers import error_in, lacks_operation, needed, tag_in
 from runner.storage.s3.connection import Connection
 from runner.storage.s3.copying import Copier
 from runner.storage.s3.deleting import Deleter
-from runner.storage.s3.lister import Mark, page_from_client, page_of, query_for, version_of
-from runner.storage.s3.reading import Reader, head
+from runner.storage.s3.lister import Mark, page_from_client, page_of, query_for
+from runner.storage.s3.reading import Reader, head, is_md5
+from runner.storage.s3.wire import UNSIGNED
 
 
 class S3Bucket:
@@ -92,36 +95,53 @@ class S3Bucket:
             if only_new:
                 raise ObjectExists(f"{self.url}/{key} exists already") from None
             raise
-        tag = version_of(done["e_tag"])
-        return ObjectInfo(key, len(data), tag, time.time()) if tag else self.head(key)
+        tag = tag_in(self._connection.asked("write", key), done, "e_tag")
+        self._check_arrived(key, data, tag)
+        return ObjectInfo(key, len(data), tag, time.time())
+
+    def _check_arrived(self, key: str, data: Buffer, tag: str) -> None:
+        """Compare what was sent with what the store says it has: not all of them check the signature of a body."""
+        if not is_md5(tag) or md5_of(data).hex() == tag:
+            return
+        if self.proof(key, tag) is not None:
+            raise StoreUnreachable(f"{self.url}/{key}: what arrived in the store is not what was sent")
 
     def begin(self, key: str) -> str:
         with self._connection.asking("write", key):
             begun = self._connection.client.create_multipart_upload(**self._target, **self._encrypted, Key=key)
-            return str(begun["UploadId"])
+            return str(needed(self._connection.asked("write", key), begun, "UploadId"))
 
     def put_part(self, key: str, upload: str, number: int, data: Buffer) -> Part:
         query = {"partNumber": str(number), "uploadId": upload}
         with self._connection.asking("write", key):
             asked = self._connection.asked("write", key)
-            answer = self._connection.wire.send(asked, "PUT", key=key, query=query, body=data)
-        return Part(number, len(data), answer.headers["ETag"])
+            # Not all stores check the signature of a body; all of them check this, and one digest is enough.
+            headers = {"Content-MD5": base64.b64encode(md5_of(data)).decode()}
+            answer = self._connection.wire.send(
+                asked, "PUT", key=key, query=query, headers=headers, body=data, digest=UNSIGNED
+            )
+            return Part(number, len(data), tag_in(asked, answer.headers))
 
     def parts(self, key: str, upload: str) -> list[Part]:
         with self._connection.asking("write", key):
+            asked = self._connection.asked("write", key)
             pages = self._connection.client.get_paginator("list_parts").paginate(
                 **self._target, Key=key, UploadId=upload
             )
+            told = [page for page in pages if needed(asked, page, "UploadId")]
             return [
-                Part(part["PartNumber"], part["Size"], part["ETag"]) for page in pages for part in page.get("Parts", ())
+                Part(part["PartNumber"], part["Size"], tag_in(asked, part))
+                for page in told
+                for part in page.get("Parts", ())
             ]
 
     def finish(self, key: str, upload: str, parts: Sequence[Part]) -> ObjectInfo:
-        listed = [{"PartNumber": part.number, "ETag": part.tag} for part in parts]
+        listed = [{"PartNumber": part.number, "ETag": f'"{part.tag}"'} for part in parts]
         with self._connection.asking("write", key):
-            self._connection.client.complete_multipart_upload(
+            done = self._connection.client.complete_multipart_upload(
                 **self._target, Key=key, UploadId=upload, MultipartUpload={"Parts": listed}
             )
+            tag_in(self._connection.asked("write", key), done)
         # The answer's ETag is not always the object's.
         return self.head(key)
 
@@ -135,6 +155,7 @@ class S3Bucket:
                 **self._target, Prefix=prefix
             )
             for page in pages:
+                needed(self._connection.asked("list", prefix), page, "Bucket")
                 for one in page.get("Uploads", ()):
                     yield Unfinished(one["Key"], one["UploadId"], one["Initiated"].timestamp())
 
@@ -146,3 +167,7 @@ class S3Bucket:
 
     def head(self, key: str) -> ObjectInfo:
         return head(self._connection, self._target, key)
+
+
+def md5_of(data: Buffer) -> bytes:
+    return hashlib.md5(data, usedforsecurity=False).digest()

@@ -28,9 +28,6 @@ from runner.storage.s3.proxies import Proxies
 from runner.storage.s3.wire import Wire
 
 CONNECT_S = 10
-STALL_S = 60
-"""Seconds without a byte after which a request has failed."""
-
 LONGEST = timedelta(hours=1)
 """What one request may take as long as bytes flow."""
 
@@ -146,7 +143,7 @@ class _Ways:
             retries={"total_max_attempts": 1, "mode": "standard"},
             max_pool_connections=self._connections,
             connect_timeout=CONNECT_S,
-            read_timeout=STALL_S,
+            read_timeout=self._access.stall,
             # Strict stores refuse the checksums that botocore adds of its own accord; bodies are signed anyway.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
@@ -180,7 +177,7 @@ class _Ways:
         options: dict[str, Any] = {
             "allow_http": endpoint.startswith("http://"),
             "connect_timeout": timedelta(seconds=CONNECT_S),
-            "read_timeout": timedelta(seconds=STALL_S),
+            "read_timeout": timedelta(seconds=self._access.stall),
             "timeout": LONGEST,
             "pool_max_idle_per_host": str(self._connections),
         }
@@ -196,7 +193,7 @@ class _Ways:
         pool = URLLib3Session(
             verify=self._certificates or True,
             proxies=self._proxies_to(self._base),
-            timeout=(CONNECT_S, STALL_S),
+            timeout=(CONNECT_S, self._access.stall),
             max_pool_connections=self._connections,
         )
         headers = {"x-amz-request-payer": "requester"} if self._access.requester_pays else {}

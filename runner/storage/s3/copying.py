@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.storage.api import ObjectInfo
+from runner.storage.s3.answers import needed, tag_in
 from runner.storage.s3.connection import Connection
-from runner.storage.s3.lister import version_of
 from runner.storage.s3.reading import head
 
 THREADS = 8
@@ -49,12 +49,14 @@ class Copier:
 
     def _at_once(self, origin: Mapping[str, Any], key: str, size: int) -> ObjectInfo:
         done = self._connection.client.copy_object(**self._target, **self._encrypted, **origin, Key=key)
-        result = done["CopyObjectResult"]
-        return ObjectInfo(key, size, version_of(result["ETag"]), result["LastModified"].timestamp())
+        asked = self._connection.asked("write", key)
+        result = needed(asked, done, "CopyObjectResult")
+        return ObjectInfo(key, size, tag_in(asked, result), needed(asked, result, "LastModified").timestamp())
 
     def _in_parts(self, origin: Mapping[str, Any], key: str, size: int) -> None:
         client = self._connection.client
-        upload = client.create_multipart_upload(**self._target, **self._encrypted, Key=key)["UploadId"]
+        begun = client.create_multipart_upload(**self._target, **self._encrypted, Key=key)
+        upload = needed(self._connection.asked("write", key), begun, "UploadId")
         place = {**self._target, "Key": key, "UploadId": upload}
         finished = False
         try:
@@ -76,4 +78,5 @@ class Copier:
         done = self._connection.client.upload_part_copy(
             **request, PartNumber=number, CopySourceRange=f"bytes={start}-{last}"
         )
-        return {"PartNumber": number, "ETag": done["CopyPartResult"]["ETag"]}
+        asked = self._connection.asked("write", request["Key"])
+        return {"PartNumber": number, "ETag": f'"{tag_in(asked, needed(asked, done, "CopyPartResult"))}"'}

@@ -10,7 +10,7 @@ from contextlib import suppress
 from xml.etree.ElementTree import Element
 from xml.sax.saxutils import escape
 
-from runner.errors import CloudrunError, ObjectMissing
+from runner.errors import CloudrunError, ObjectMissing, StoreUnreachable
 from runner.storage.answers import error_of
 from runner.storage.s3.answers import document, error_in, lacks_operation
 from runner.storage.s3.connection import Connection
@@ -60,8 +60,11 @@ class Deleter:
     def _refusals(self, body: bytes) -> Iterator[CloudrunError]:
         asked = self._connection.asked("delete")
         root = document(asked, body)
-        if root.tag.rpartition("}")[2] == "Error":
+        name = root.tag.rpartition("}")[2]
+        if name == "Error":
             yield error_in(asked, 200, body)
+        elif name != "DeleteResult":
+            yield StoreUnreachable(f"{asked.what}: the answer to a deletion is <{name}>")
         for entry in root.iterfind("{*}Error"):
             key, code, message = (_text(entry, name) for name in ("Key", "Code", "Message"))
             error = error_of(self._connection.asked("delete", key), _STATUS_OF.get(code, 200), code, message)
@@ -69,8 +72,10 @@ class Deleter:
                 yield error
 
     def _single(self, key: str) -> None:
+        asked = self._connection.asked("delete", key)
         with suppress(ObjectMissing), self._connection.asking("delete", key):
-            self._connection.wire.send(self._connection.asked("delete", key), "DELETE", key=key)
+            if self._connection.wire.send(asked, "DELETE", key=key).content:
+                raise StoreUnreachable(f"{asked.what}: a page came where a deletion has no answer")
 
 
 def _request(keys: Sequence[str]) -> bytes:

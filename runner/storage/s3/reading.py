@@ -9,14 +9,15 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import obstore
+from botocore.exceptions import ClientError
 from botocore.response import StreamingBody
 from obstore.exceptions import GenericError
 
 from runner.errors import BadKey, ObjectChanged, StoreUnreachable
 from runner.storage.api import ObjectInfo, check_key
 from runner.storage.bucket import Answer, Proof, Whole
+from runner.storage.s3.answers import needed, tag_in
 from runner.storage.s3.connection import Connection
-from runner.storage.s3.lister import version_of
 
 CHUNK = 256 * 1024
 """Bytes handed on at once."""
@@ -37,10 +38,31 @@ def is_odd(key: str) -> bool:
     return False
 
 
+def is_md5(version: str) -> bool:
+    """Whether an ETag looks like the digest of a body."""
+    return _MD5.fullmatch(version) is not None
+
+
 def head(connection: Connection, target: Mapping[str, Any], key: str) -> ObjectInfo:
+    found, asked = heading(connection, target, key), connection.asked("read", key)
     with connection.asking("read", key):
-        found = connection.client.head_object(**target, Key=key)
-    return ObjectInfo(key, found["ContentLength"], version_of(found.get("ETag")), found["LastModified"].timestamp())
+        modified = needed(asked, found, "LastModified").timestamp()
+        return ObjectInfo(key, needed(asked, found, "ContentLength"), tag_in(asked, found), modified)
+
+
+def heading(connection: Connection, target: Mapping[str, Any], key: str) -> Any:
+    """The headers of an object. The refusal of a HEAD has no body to say why: a GET is asked for the reason."""
+    asked = connection.asked("read", key)
+    with connection.asking("read", key):
+        try:
+            return connection.client.head_object(**target, Key=key)
+        except ClientError as error:
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] not in (400, 403):
+                raise
+            connection.wire.send(asked, "GET", key=key, headers={"Range": "bytes=0-0"})
+            raise StoreUnreachable(
+                f"{asked.what}: a request was refused, and the same a moment later was not"
+            ) from error
 
 
 class Reader:
@@ -80,7 +102,7 @@ class Reader:
             raise StoreUnreachable(
                 f"{self._connection.asked('read', key).what}: {len(data)} of {meta['size']} bytes came"
             )
-        version = version_of(meta["e_tag"])
+        version = tag_in(self._connection.asked("read", key), meta, "e_tag")
         return Whole(data, version, self._proof(key, version))
 
     def _get(self, key: str, version: str | None, start: int, length: int | None) -> Answer | None:
@@ -102,21 +124,19 @@ class Reader:
         """The digest that the store keeps of the whole object, asked for with all that the store knows of it: an ETag
         may look like an MD5 and be none, where a KMS key or the customer's own encrypts.
         """
-        with self._connection.asking("read", key):
-            head = self._connection.client.head_object(**self._target, Key=key)
+        head = heading(self._connection, self._target, key)
         return _proof(version, head.get("ServerSideEncryption"), head.get("SSECustomerAlgorithm"))
 
     def _answer(self, key: str, result: Any, version: str | None, start: int, length: int | None) -> Answer:
-        size, found = result.meta["size"], version_of(result.meta["e_tag"])
+        size, found = result.meta["size"], tag_in(self._connection.asked("read", key), result.meta, "e_tag")
         _check_version(self._connection, key, found, version)
         expected = _expected(size, start, length)
-        whole = expected == size
         chunks = self._counted(key, _chunks(result, expected), expected)
-        return Answer(size, found, chunks, self._proof(key, found) if whole else None)
+        return Answer(size, found, chunks, self._proof(key, found))
 
     def _proof(self, key: str, version: str) -> Proof | None:
         """No header comes through obstore, so the first object of a bucket tells whether its tags are digests."""
-        if not _MD5.fullmatch(version):
+        if not is_md5(version):
             return None
         with self._lock:
             if self._tags_are_digests is None:
@@ -136,14 +156,14 @@ class Reader:
         # Some stores call a part 200, some send all where a part was asked for.
         is_part = "Content-Range" in headers
         size = int(headers["Content-Range"].rpartition("/")[2]) if is_part else here
-        found = version_of(headers.get("ETag"))
+        found = tag_in(self._connection.asked("read", key), headers)
         _check_version(self._connection, key, found, version)
         expected = _expected(size, start, length)
         stream = StreamingBody(body.raw, here).iter_chunks(CHUNK)
         pieces = map(_view, stream) if is_part else _between(stream, start, expected)
         encryption = headers.get("x-amz-server-side-encryption")
         proof = _proof(found, encryption, headers.get("x-amz-server-side-encryption-customer-algorithm"))
-        return Answer(size, found, self._counted(key, pieces, expected), proof if expected == size else None)
+        return Answer(size, found, self._counted(key, pieces, expected), proof)
 
     def _counted(self, key: str, chunks: Iterator[memoryview], expected: int) -> Iterator[memoryview]:
         """The chunks; StoreUnreachable unless they are as many bytes as they should be."""
@@ -169,7 +189,8 @@ def _options(version: str | None, start: int, length: int | None) -> Any:
 
 
 def _expected(size: int, start: int, length: int | None) -> int:
-    return max(0, size - start) if length is None else length
+    left = max(0, size - start)
+    return left if length is None else min(left, length)
 
 
 def _chunks(result: Any, expected: int) -> Iterator[memoryview]:
@@ -201,4 +222,4 @@ def _check_version(connection: Connection, key: str, found: str, wanted: str | N
 
 def _proof(version: str, encryption: str | None, customer: str | None) -> Proof | None:
     by_key = (encryption or "").startswith("aws:kms") or customer
-    return Proof("md5", version) if _MD5.fullmatch(version) and not by_key else None
+    return Proof("md5", version) if is_md5(version) and not by_key else None

@@ -16,14 +16,12 @@ from runner.storage.bucket import Buffer
 from runner.storage.s3.answers import error_in
 from runner.storage.s3.credentials import Login
 
+UNSIGNED = "UNSIGNED-PAYLOAD"
 _NOTHING = hashlib.sha256(b"").hexdigest()
 
 
 class Wire:
-    """Requests to one bucket, whose URL is ``base``. Any key goes out exactly as it is called.
-
-    Bodies are signed: the store itself refuses what the network mangled.
-    """
+    """Requests to one bucket, whose URL is ``base``. Any key goes out exactly as it is called."""
 
     def __init__(self, base: str, region: str, login: Login, pool: URLLib3Session, headers: Mapping[str, str]) -> None:
         self._base = base
@@ -41,14 +39,18 @@ class Wire:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         body: Buffer | None = None,
+        digest: str | None = None,
         stream: bool = False,
         refuse: bool = True,
     ) -> Any:
         """The answer (a botocore AWSResponse), read already unless it is to ``stream``. Raises botocore's
         errors where none came and, unless the caller wants to see for itself (``refuse``), ours for refusals.
+
+        ``digest`` is what is signed of the body: its SHA-256 unless the caller proves it otherwise (``UNSIGNED``).
         """
         request = AWSRequest(method, self._url(key, query), headers={**self._headers, **(headers or {})})
-        _Signer(self._login.get_frozen_credentials(), self._region, body).add_auth(request)
+        signs = digest or (_NOTHING if body is None else hashlib.sha256(body).hexdigest())
+        _Signer(self._login.get_frozen_credentials(), self._region, signs).add_auth(request)
         signed = HeadersDict(request.headers.items())
         answer = self._pool.send(AWSPreparedRequest(method, request.url, signed, body, stream_output=stream))
         if refuse and answer.status_code >= 300:
@@ -63,9 +65,9 @@ class Wire:
 class _Signer(S3SigV4Auth):  # type: ignore[misc]
     """Version 4, with the digest of a body that is never copied."""
 
-    def __init__(self, credentials: Any, region: str, body: Buffer | None) -> None:
+    def __init__(self, credentials: Any, region: str, digest: str) -> None:
         super().__init__(credentials, "s3", region)
-        self._digest = _NOTHING if body is None else hashlib.sha256(body).hexdigest()
+        self._digest = digest
 
     def payload(self, _request: AWSRequest) -> str:
         return self._digest
