@@ -38,13 +38,14 @@ from runner.core.state import Checkpoint, age
 from runner.errors import (
     CloudrunError,
     CorruptData,
+    CredentialsExpired,
     DiskFull,
     ExitCode,
-    NotOffered,
     ObjectExists,
     ObjectMissing,
     SourceChanged,
     StoreError,
+    StoreUnreachable,
     UsageError,
 )
 from runner.files import make_directory, part_path, sync_directory
@@ -186,8 +187,17 @@ def upload(
         entries = _side_by_side(sending.send, largest_first, workers, stop)
         _check_unchanged(found, before)
     manifest = _manifest(layout.job, run, checkpoint_id, found, facts, _in_order_of(found, entries))
+    _check_arrived(store, prefix, manifest)
     _commit(store, layout.manifest(run, checkpoint_id), to_bytes(manifest))
     return manifest
+
+
+def _check_arrived(store: ObjectStore, prefix: str, manifest: Manifest) -> None:
+    """A look at the store just before the commit: what was sent an hour ago may have been swept meanwhile."""
+    there = {info.key: info.size for info in store.list(prefix)}
+    gone = [file.path for file in manifest.files if there.get(prefix + file.path) != file.size]
+    if gone:
+        raise StoreUnreachable(f"{prefix}{gone[0]} is not in the store any more, although it was sent")
 
 
 def _committed_before(store: ObjectStore, layout: StoreLayout, run: int, checkpoint: str, found: Found) -> Manifest:
@@ -260,7 +270,10 @@ class _Sending:
             return None
         try:
             copied = self.store.copy(twin.key, key)
-        except (ObjectMissing, NotOffered):
+        except CredentialsExpired:
+            raise
+        except StoreError:
+            # Whatever speaks against copying (it was pruned, lies in an archive, may not be read): it can be sent.
             return None
         return sums if copied.size == file.size else None
 

@@ -85,7 +85,7 @@ def _final(asked: Asked, status: int, code: str, said: str) -> CloudrunError:
     """Errors that the same request would meet again."""
     if code in NO_BUCKET:
         return StoreError(f"{asked.bucket} does not exist", "check the bucket's name, region and endpoint")
-    if code in NO_KEY or (status == 404 and asked.key):
+    if code in NO_KEY or (status == 404 and asked.key and asked.operation in ("read", "delete")):
         return ObjectMissing(f"{asked.what} does not exist")
     if status == 412 or code == "PreconditionFailed":
         return ObjectChanged(f"{asked.what} is not the version that was asked for")
@@ -104,4 +104,5 @@ def _final(asked: Asked, status: int, code: str, said: str) -> CloudrunError:
         return AccessDenied(said, f"these credentials need {right}: {asked.what}")
     if status in (301, 307, 308) or code in ("PermanentRedirect", "IllegalLocationConstraintException"):
         return StoreError(said, "the bucket is in another region: set `storage.region`")
-    return StoreError(said)
+    hint = "is this the endpoint of an object store, and the bucket's name right?" if status == 404 else ""
+    return StoreError(said, hint)

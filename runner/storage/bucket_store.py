@@ -68,7 +68,7 @@ class BucketStore:
         check_prefix(prefix)
         for page in self._pages(prefix, delimiter=False):
             for info in page.objects:
-                if not info.key.startswith(PROBE, len(self._prefix)):
+                if PROBE not in info.key or not info.key.rpartition("/")[2].startswith(PROBE):
                     yield ObjectInfo(info.key[len(self._prefix) :], info.size, info.version, info.modified)
 
     def folders(self, prefix: str = "") -> Iterator[str]:
@@ -123,8 +123,8 @@ class BucketStore:
         there, whole = self._whole(source), self._whole(key)
 
         def copy() -> ObjectInfo:
-            size = self._bucket.head(there).size
-            return self._bucket.copy(there, whole, version=version, size=size)
+            found = self._bucket.head(there)
+            return self._bucket.copy(there, whole, version=version or found.version, size=found.size)
 
         return replace(self._try("copy", copy), key=key)
 
@@ -220,7 +220,7 @@ class BucketStore:
             return False
         finally:
             with suppress(CloudrunError):
-                self._bucket.delete([whole])
+                self._try("probe", lambda: self._bucket.delete([whole]))
 
     def _refuses(self, whole: str, *, only_new: bool = False, replacing: str | None = None) -> bool:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -42,10 +43,13 @@ class TransferNote:
     def begin(self, more: Mapping[str, Any]) -> None:
         """Start anew, with what else must be remembered."""
         with suppress(OSError):
+            self._path.unlink(missing_ok=True)
             write_atomically(self._path, _line({**self._about, **more}))
 
     def add(self, piece: Mapping[str, Any]) -> None:
-        with suppress(OSError), open(self._path, "ab", 0) as file:
+        # Not made anew: pieces without a beginning say nothing.
+        with suppress(OSError), open(self._path, "r+b", 0) as file:
+            file.seek(0, os.SEEK_END)
             file.write(_line(piece))
 
     def remove(self) -> None:

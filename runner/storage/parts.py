@@ -18,12 +18,12 @@ from typing import Any
 
 from crc32c import crc32c
 
-from runner.errors import CloudrunError, ObjectMissing, SourceChanged
+from runner.errors import AccessDenied, CloudrunError, CredentialsExpired, NotOffered, ObjectMissing, SourceChanged
 from runner.storage.api import ObjectInfo, OnBytes, Sink
 from runner.storage.bucket import PART_LIMIT, Part
 from runner.storage.local import OpenSource, reading, translating
 from runner.storage.notes import TransferNote
-from runner.storage.ranges import Requests
+from runner.storage.ranges import Requests, raise_first
 
 PART = 16 << 20
 """Bytes of a part, and of the largest object that goes in one request."""
@@ -50,7 +50,16 @@ class Upload:
     def run(self, source: Path) -> ObjectInfo:
         """Raises SourceChanged, and the bucket's errors."""
         with reading(source) as file:
-            return self._small(file) if file.size <= PART else _InParts(self, file).run()
+            if file.size <= PART:
+                return self._small(file)
+            try:
+                return _InParts(self, file).run()
+            except ObjectMissing:
+                # Somebody has aborted it under way: a rule of the bucket, another tool.
+                if self.note is not None:
+                    self.note.unlink(missing_ok=True)
+                os.lseek(file.fd, 0, os.SEEK_SET)
+                return _InParts(self, file).run()
 
     def _small(self, file: OpenSource) -> ObjectInfo:
         buffer = memoryview(bytearray(file.size))
@@ -116,8 +125,12 @@ class _InParts:
         told = self._note.read() if self._note is not None else None
         if told is not None:
             upload = str(told[0]["upload"])
-            with suppress(ObjectMissing):
+            try:
                 return upload, self._still_there(upload, told[1])
+            except CredentialsExpired:
+                raise
+            except (ObjectMissing, AccessDenied, NotOffered):
+                pass  # to ask for parts takes a right that sending has no need of
         upload = self._requests.retry("upload", lambda: self._requests.bucket.begin(self._upload.key))
         if self._note is not None:
             self._note.begin({"upload": upload})
@@ -139,9 +152,11 @@ class _InParts:
         with ThreadPoolExecutor(PARTS_AT_ONCE, thread_name_prefix="part") as pool:
             try:
                 for number, start in enumerate(range(0, self._file.size, self._part_size), 1):
-                    _raise_early(sending)
+                    if self._failed.is_set():
+                        break
                     block = self._requests.buffers.take(self._part_size)
                     sending.append(pool.submit(self._send_and_give_back, number, block, self._read(block, start, sink)))
+                raise_first(sending)
                 return [part.result() for part in sending]
             except BaseException:
                 self._failed.set()
@@ -161,11 +176,12 @@ class _InParts:
 
     def _send_and_give_back(self, number: int, block: bytearray, data: memoryview) -> Part:
         try:
-            if self._failed.is_set():
-                raise CancelledError
             part = self._send(number, data)
             self._upload.on_bytes(len(data))
             return part
+        except BaseException:
+            self._failed.set()
+            raise
         finally:
             data.release()
             self._requests.buffers.give_back(block)
@@ -181,6 +197,8 @@ class _InParts:
         return part
 
     def _put(self, number: int, data: memoryview) -> Part:
+        if self._failed.is_set():
+            raise CancelledError
         # The listener may want to end it all: asked before each try.
         self._upload.on_bytes(0)
         with self._requests.throttle.turn():
@@ -188,6 +206,7 @@ class _InParts:
 
     def _finish(self, parts: list[Part]) -> ObjectInfo:
         requests, key, tries = self._requests, self._upload.key, 0
+        before = self._version_there()
 
         def finish() -> ObjectInfo:
             nonlocal tries
@@ -197,11 +216,18 @@ class _InParts:
             except ObjectMissing:
                 # After a lost answer the store knows the object, and the upload no more.
                 there = requests.bucket.head(key) if tries > 1 else None
-                if there is None or there.size != self._file.size:
+                if there is None or there.size != self._file.size or there.version == before:
                     raise
                 return there
 
         return requests.retry("upload", finish)
+
+    def _version_there(self) -> str | None:
+        """Of the object that has our key already."""
+        try:
+            return self._requests.retry("upload", lambda: self._requests.bucket.head(self._upload.key)).version
+        except ObjectMissing:
+            return None
 
     def _abort(self) -> None:
         """Best effort: what stays behind is swept later, and must not hide the error that brought us here."""
@@ -209,13 +235,6 @@ class _InParts:
             self._requests.bucket.abort(self._upload.key, self._id)
         if self._note is not None:
             self._note.remove()
-
-
-def _raise_early(sending: list[Future[Part]]) -> None:
-    """The error of a part that has failed, before more are read."""
-    for one in sending:
-        if one.done():
-            one.result()
 
 
 def fill(file: OpenSource, buffer: memoryview) -> None:

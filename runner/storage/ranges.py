@@ -10,10 +10,11 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from crc32c import crc32c
 
@@ -37,6 +38,7 @@ WORTH_GOING_ON = 256 << 10
 PROOF_TRIES = 3
 """How often an object is fetched whose bytes do not match its digest: a network does not flip a bit each time."""
 
+_Result = TypeVar("_Result")
 Span = tuple[int, int]
 """First byte, and the one after the last."""
 
@@ -101,6 +103,9 @@ class Download:
 
     def _bring(self, version: str | None) -> None:
         resumed = self._resumed(version) if version is not None else None
+        if resumed is None and self.note is not None:
+            # First of all: a note must never speak of a file that it does not belong to.
+            self.note.unlink(missing_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if resumed else os.O_TRUNC)
         with translating(str(self.target)):
             fd = os.open(self.target, flags, 0o666)
@@ -113,16 +118,16 @@ class Download:
     def _begin(self, fd: int, version: str | None) -> Begun:
         """Bring the first range: of a small object that is the whole."""
         begun = self.requests.retry("download", lambda: self._first(fd, version), worth_retrying)
-        if begun.size > RANGE:
-            os.truncate(fd, begun.size)
-            if (note := self._note(begun.version)) is not None:
-                proof = begun.proof and [begun.proof.kind, begun.proof.digest]
-                note.begin({"size": begun.size, "proof": proof})
-                note.add({"from": 0, "to": begun.done[0][1]})
+        # An earlier try may have written more of a longer version.
+        os.ftruncate(fd, begun.size)
+        if begun.size > RANGE and (note := self._note(begun.version)) is not None:
+            proof = begun.proof and [begun.proof.kind, begun.proof.digest]
+            note.begin({"size": begun.size, "proof": proof})
+            note.add({"from": 0, "to": begun.done[0][1]})
         return begun
 
     def _first(self, fd: int, version: str | None) -> Begun:
-        span = _Span(self, fd, version, 0, RANGE)
+        span = _Span(self, fd, version, 0, RANGE, threading.Event())
         with self.requests.throttle.turn(), self._beginning(version) as answer:
             span.end = min(answer.size, RANGE)
             begun = Begun(answer.size, answer.version, answer.proof)
@@ -151,17 +156,21 @@ class Download:
         note, failed = self._note(begun.version), threading.Event()
 
         def work() -> None:
+            # Its own descriptor: whatever ends the others, a number that is used anew is never written to.
+            own = os.dup(fd)
             try:
                 while not failed.is_set() and (span := next(missing, None)) is not None:
-                    _Span(self, fd, begun.version, *span).bring()
+                    _Span(self, own, begun.version, *span, failed).bring()
                     if note is not None:
                         note.add({"from": span[0], "to": span[1]})
             except BaseException:
                 failed.set()
                 raise
+            finally:
+                os.close(own)
 
         if begun.size > RANGE:
-            _all_at_once(work, RANGES_AT_ONCE)
+            all_at_once(work, RANGES_AT_ONCE, failed)
         else:
             work()
         self._prove(fd, begun)
@@ -195,12 +204,18 @@ class Download:
 
 
 class _Span:
-    """Bytes ``at`` to ``end`` of an object; goes on after the last one that came, whatever happens to its requests."""
+    """Bytes ``at`` to ``end`` of an object; goes on after the last one that came, whatever happens to its requests.
 
-    def __init__(self, download: Download, fd: int, version: str | None, at: int, end: int) -> None:
+    Once ``dropped`` is set nobody wants them any more.
+    """
+
+    def __init__(
+        self, download: Download, fd: int, version: str | None, at: int, end: int, dropped: threading.Event
+    ) -> None:
         self._download = download
         self._fd = fd
         self._version = version
+        self._dropped = dropped
         self.at = at
         self.end = end
 
@@ -210,6 +225,8 @@ class _Span:
             retry("download", self._ask, worth_retrying)
 
     def _ask(self) -> None:
+        if self._dropped.is_set():
+            raise CancelledError
         requests, key = self._download.requests, self._download.key
         with (
             requests.throttle.turn(),
@@ -236,11 +253,23 @@ class _Span:
         self._download.on_bytes(len(chunk))
 
 
-def _all_at_once(work: Callable[[], None], times: int) -> None:
-    with ThreadPoolExecutor(times, thread_name_prefix="range") as pool:
-        workers = [pool.submit(work) for _ in range(times)]
-    for worker in workers:
-        worker.result()
+def all_at_once(work: Callable[[], None], times: int, failed: threading.Event) -> None:
+    """``work`` in so many threads. The first failure is raised at once: it sets ``failed``, which ends the others."""
+    pool = ThreadPoolExecutor(times, thread_name_prefix="range")
+    workers = [pool.submit(work) for _ in range(times)]
+    try:
+        raise_first(workers)
+    finally:
+        failed.set()
+        pool.shutdown(wait=True)
+
+
+def raise_first(futures: list[Future[_Result]]) -> None:
+    """Wait for all, or for the first error, and raise that; those that only ended because of it are not it."""
+    wait(futures, return_when=FIRST_EXCEPTION)
+    errors = [error for one in futures if one.done() and (error := one.exception()) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, CancelledError)):
+        raise error
 
 
 def write_at(fd: int, data: memoryview, offset: int) -> None:

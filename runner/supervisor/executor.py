@@ -18,7 +18,7 @@ from runner.core import events as on
 from runner.core.actions import Action
 from runner.core.events import Event
 from runner.core.state import Checkpoint
-from runner.errors import CloudrunError, CorruptData, DiskFull, ExitCode, ObjectMissing, SourceChanged
+from runner.errors import CloudrunError, CorruptData, DiskFull, ExitCode, ObjectMissing, SourceChanged, StoreError
 from runner.files import write_atomically
 from runner.launch.environment import Place, command_line, trainer_environment
 from runner.supervisor.attempt import Attempt
@@ -131,7 +131,12 @@ class Executor:
 
     def _restore(self, attempt: int, checkpoint: Checkpoint) -> Event:
         make_room(self._session, self._known_ground, checkpoint)
-        path = bring_checkpoint(self._session, self._known_ground, checkpoint)
+        try:
+            path = bring_checkpoint(self._session, self._known_ground, checkpoint)
+        except (CorruptData, ObjectMissing):
+            # What is damaged there must not be copied into the next one.
+            self._earlier = tuple(one for one in self._earlier if one.id != checkpoint.id)
+            raise
         return on.Restored(attempt, checkpoint.id, str(path))
 
     def _start(self, number: int, resume: Checkpoint | None, path: str) -> None:
@@ -237,10 +242,18 @@ class Executor:
     def _prune(self, ids: tuple[str, ...]) -> Event:
         session, run = self._session, self._known_ground.run
         transfer.remove(session.store, session.keys, run, ids)
-        if not self._swept:
-            transfer.sweep(session.store, session.keys, run, session.clock.now())
-            self._swept = True
+        self._sweep(run)
         return on.Pruned(ids)
+
+    def _sweep(self, run: int) -> None:
+        """Once per session. Leftovers only cost a little: not to be rid of them is no failure of the prune."""
+        if self._swept:
+            return
+        self._swept = True
+        try:
+            transfer.sweep(self._session.store, self._session.keys, run, self._session.clock.now())
+        except StoreError as error:
+            self._session.post(on.Noticed(f"leftovers of unfinished uploads could not be removed: {error}"))
 
     def _note_trained(self, signature: str | None) -> None:
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from runner.storage.api import ObjectInfo, ObjectStore, OnBytes, Sink, ignore_bytes
-from runner.storage.retrying import Retry
+from runner.storage.retrying import Retry, write_surely
 from runner.supervisor.lease import LeaseKeeper
 
 _Result = TypeVar("_Result")
@@ -48,7 +48,14 @@ class FencedStore:
         return self._store.look(key)
 
     def write(self, key: str, data: bytes, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
-        return self._surely("write", lambda: self._quick.write(key, data, only_new=only_new, replacing=replacing))
+        def write() -> ObjectInfo:
+            self._lease.check()
+            return self._quick.write(key, data, only_new=only_new, replacing=replacing)
+
+        if not only_new and replacing is None:
+            return self._retry("write", write)
+        # Here and not only below: what was written before the quick one lost its patience is ours as well.
+        return write_surely(self._retry, self._store, key, data, write)
 
     def download(
         self,

@@ -145,6 +145,8 @@ def _from_obstore(asked: Asked, endpoint: str, error: Exception) -> CloudrunErro
     found = _STATUS.search(text)
     if found:
         return _from_text(asked, int(found[1]), text[found.end() :])
+    if "redirect without LOCATION" in text:
+        return error_of(asked, 301, "PermanentRedirect")
     status = next((status for kind, status in _STATUS_OF if isinstance(error, kind)), None)
     if status:
         return error_of(asked, status, "")

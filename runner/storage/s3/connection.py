@@ -6,6 +6,7 @@ obstore moves bytes, botocore's client does the housekeeping, :class:`Wire` says
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +19,7 @@ from botocore.httpsession import URLLib3Session
 from botocore.utils import check_dns_name
 from obstore.store import S3Store
 
-from runner.errors import StoreError
+from runner.errors import CloudrunError, StoreError
 from runner.storage.access import Access
 from runner.storage.answers import Asked, Operation
 from runner.storage.s3.answers import ours
@@ -43,6 +44,7 @@ class Connection:
         self.access = access
         self._lock = threading.RLock()
         self._ways: _Ways | None = None
+        self._failure: tuple[float, CloudrunError | None] = (0.0, None)
 
     @property
     def provider(self) -> Provider:
@@ -72,10 +74,22 @@ class Connection:
 
     @property
     def _way(self) -> _Ways:
+        asked_at = time.monotonic()
         with self._lock:
             if self._ways is None:
-                self._ways = self._find_way()
+                self._ways = self._find_once(asked_at)
             return self._ways
+
+    def _find_once(self, asked_at: float) -> _Ways:
+        """One looks for all: who has waited meanwhile gets the same answer, also when it is an error."""
+        failed_at, error = self._failure
+        if error is not None and failed_at >= asked_at:
+            raise error
+        try:
+            return self._find_way()
+        except CloudrunError as error:
+            self._failure = time.monotonic(), error
+            raise
 
     def _find_way(self) -> _Ways:
         with ours(self.asked("list"), self.access.endpoint or "AWS", lambda: None):
@@ -99,6 +113,8 @@ class _Ways:
         self._session = make_session(access)
         self._login = Login(access, self._session)
         self._endpoint = access.endpoint or configured_endpoint(self._session, access.environ, "s3")
+        if self._endpoint and not self._endpoint.startswith(("http://", "https://")):
+            raise StoreError(f"{self._endpoint} is no endpoint", "it begins with https:// or http://")
         self.provider = provider_of(self._endpoint)
         self._proxies = Proxies.of(access.environ)
         self._connections = max(FEWEST_CONNECTIONS, access.concurrency or 0)

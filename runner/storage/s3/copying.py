@@ -17,10 +17,12 @@ THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bytes that one request copies, and those of a part where there are more."""
+    """Bytes that one request copies, and those of a part where there are more. A store that copies slowly must answer
+    before the client takes it for dead.
+    """
 
-    at_once: int = 5 * 1024**3
-    part: int = 512 * 1024**2
+    at_once: int = 512 * 1024**2
+    part: int = 256 * 1024**2
 
 
 class Copier:

@@ -57,7 +57,7 @@ def heading(connection: Connection, target: Mapping[str, Any], key: str) -> Any:
         try:
             return connection.client.head_object(**target, Key=key)
         except ClientError as error:
-            if error.response["ResponseMetadata"]["HTTPStatusCode"] not in (400, 403):
+            if error.response["ResponseMetadata"]["HTTPStatusCode"] not in (400, 403, 404):
                 raise
             connection.wire.send(asked, "GET", key=key, headers={"Range": "bytes=0-0"})
             raise StoreUnreachable(

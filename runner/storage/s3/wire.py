@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -15,6 +15,8 @@ from runner.storage.answers import Asked
 from runner.storage.bucket import Buffer
 from runner.storage.s3.answers import error_in
 from runner.storage.s3.credentials import Login
+
+PIECE = 256 * 1024
 
 UNSIGNED = "UNSIGNED-PAYLOAD"
 _NOTHING = hashlib.sha256(b"").hexdigest()
@@ -52,7 +54,10 @@ class Wire:
         signs = digest or (_NOTHING if body is None else hashlib.sha256(body).hexdigest())
         _Signer(self._login.get_frozen_credentials(), self._region, signs).add_auth(request)
         signed = HeadersDict(request.headers.items())
-        answer = self._pool.send(AWSPreparedRequest(method, request.url, signed, body, stream_output=stream))
+        pieces = None if body is None else _Pieces(body)
+        if pieces is not None:
+            signed["Content-Length"] = str(len(pieces))
+        answer = self._pool.send(AWSPreparedRequest(method, request.url, signed, pieces, stream_output=stream))
         if refuse and answer.status_code >= 300:
             raise error_in(asked, answer.status_code, answer.content)
         return answer
@@ -60,6 +65,20 @@ class Wire:
     def _url(self, key: str, query: Mapping[str, str] | None) -> str:
         path = f"{self._base}/{quote(key, safe='/~')}" if key else f"{self._base}/"
         return f"{path}?{urlencode(query, quote_via=quote, safe='')}" if query else path
+
+
+class _Pieces:
+    """A body that is handed on piece by piece: a time-out is for a piece, and not for all of it on a slow line."""
+
+    def __init__(self, body: Buffer) -> None:
+        self._body = memoryview(body)
+
+    def __len__(self) -> int:
+        return len(self._body)
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for start in range(0, len(self._body), PIECE):
+            yield self._body[start : start + PIECE]
 
 
 class _Signer(S3SigV4Auth):  # type: ignore[misc]
