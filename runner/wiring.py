@@ -47,7 +47,7 @@ STORE_PATIENCE = 60.0
 # Share of a lease's period that one question about it, or one write under it, may take.
 QUICK = 0.125
 # A person waits for the answer.
-PATIENCE_OF_A_LOOK = 10.0
+PATIENCE_OF_A_LOOK = 4.0
 # Commands that ask whether a job runs hold its lock for a moment.
 SECONDS_OF_A_LOOK = 1.0
 

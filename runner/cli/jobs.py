@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, reduce
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,12 +28,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class KnownJob:
-    """A job that people ask about: where it lives, here and in its store, and what its owner wants to keep."""
+    """A job that people ask about: where it lives, here and in its store, and what its owner wants to keep.
+
+    silent    why the store could not be asked, once it could not: it is not waited for again
+    """
 
     name: str
     store: ObjectStore
     local: LocalLayout
     keep: Keep
+    silent: list[StoreError] = field(default_factory=list)
 
     @property
     def keys(self) -> StoreLayout:
@@ -61,12 +65,15 @@ class KnownJob:
 
     def ask(self, question: Callable[[ObjectStore | None], T], *, enough: bool) -> T:
         """The answer with the store's help; without it, and with a word to the person, where this disk is enough."""
+        if self.silent and enough:
+            return question(None)
         try:
             return question(self.store)
         except StoreError as error:
             if not enough:
                 raise
-            say_once(f"the store does not answer; this is what this machine knows ({error})")
+            say_once(f"the store cannot be asked; this is what this machine knows ({error})")
+            self.silent.append(error)
             return question(None)
 
 

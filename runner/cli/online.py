@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 
-from runner.dataset.source import objects_of
+from runner.dataset.source import NOTHING_LEFT_OUT, Source, nothing_error, objects_of
 from runner.errors import CloudrunError
-from runner.spec import Data, JobSpec, Problem, problem_at
+from runner.spec import JobSpec, Problem, problem_at
 from runner.storage.retrying import Retry
 from runner.wiring import PATIENCE_OF_A_LOOK, open_job, open_source
 
@@ -20,24 +20,24 @@ def unmet_in_cloud(spec: JobSpec, environ: Mapping[str, str]) -> Iterator[Proble
     retry = Retry(PATIENCE_OF_A_LOOK)
     for index, data in enumerate(spec.data):
         if not data.source.startswith("file://"):
-            is_there = partial(_is_there, spec, data, environ, retry)
-            yield from _asked(spec, f"data.{index}.source", is_there, f"there are no objects at {data.source}")
+            yield from _asked(spec, f"data.{index}.source", partial(_find, open_source(spec, data, environ, retry)))
     if not spec.store_url(environ).startswith("file://"):
-        yield from _asked(spec, "store", partial(_can_be_written, spec, environ), "")
+        yield from _asked(spec, "store", partial(_write, spec, environ))
 
 
-def _is_there(spec: JobSpec, data: Data, environ: Mapping[str, str], retry: Retry) -> bool:
-    return any(islice(objects_of(open_source(spec, data, environ, retry)), 1))
+def _find(source: Source) -> None:
+    """Raises DataError where there is nothing."""
+    if not any(islice(objects_of(source), 1)):
+        raise nothing_error(source, 0, NOTHING_LEFT_OUT)
 
 
-def _can_be_written(spec: JobSpec, environ: Mapping[str, str]) -> bool:
-    """Raises where it cannot; whether the store keeps to conditions is no matter."""
-    return open_job(spec, environ).store.exclusive in (True, False)
+def _write(spec: JobSpec, environ: Mapping[str, str]) -> None:
+    """Raises where that cannot be; whether the store keeps to conditions is no matter."""
+    assert open_job(spec, environ).store.exclusive in (True, False)
 
 
-def _asked(spec: JobSpec, key: str, question: Callable[[], bool], otherwise: str) -> Iterator[Problem]:
+def _asked(spec: JobSpec, key: str, question: Callable[[], None]) -> Iterator[Problem]:
     try:
-        if not question():
-            yield problem_at(spec, key, otherwise, "check the URL: does the prefix end where a folder ends?")
+        question()
     except CloudrunError as error:
         yield problem_at(spec, key, error.message, error.hint)

@@ -111,6 +111,15 @@ class Storage(StorageOptions):
     obs: StorageOptions | None = _key(None, "Options for obs:// only; they go over those beside it.")
     file: StorageOptions | None = _key(None, "Options for file:// only; they go over those beside it.")
 
+    @model_validator(mode="after")
+    def _encrypted(self) -> Storage:
+        for scheme, own in (("s3", self.s3), ("obs", self.obs)):
+            options = self.for_scheme(scheme)
+            if options.kms_key and options.sse != "aws:kms":
+                at = (scheme, "kms_key") if own is not None and own.kms_key else ("kms_key",)
+                raise Wrong("does nothing without sse: aws:kms beside it", at=at)
+        return self
+
     def for_scheme(self, scheme: str) -> StorageOptions:
         """The options that hold for one URL scheme: the general ones, overlaid by the scheme's own."""
         own: StorageOptions | None = {"s3": self.s3, "obs": self.obs, "file": self.file}.get(scheme)

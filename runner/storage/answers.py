@@ -65,6 +65,7 @@ RIGHTS: dict[tuple[str, Operation], str] = {
 
 def error_of(asked: Asked, status: int, code: str, message: str = "") -> CloudrunError:
     """The error for an answer that is not success. ``message`` is the store's own text; it never holds credentials."""
+    message = " ".join(message.split())
     said = f"{asked.what}: {code or status}" + (f" ({message})" if message and message != code else "")
     if code in EXPIRED:
         return CredentialsExpired(said, "the credentials have run out: renew them, or use ones that renew themselves")
@@ -75,7 +76,7 @@ def error_of(asked: Asked, status: int, code: str, message: str = "") -> Cloudru
     if code in BUSY or status in (429, 503):
         return StoreBusy(said, "the store asks for fewer requests: `storage.concurrency` limits them")
     if code in ("NotImplemented", "NotSupported") or status == 501:
-        return NotOffered(said, "this store does not know such requests")
+        return NotOffered(said, "is this the endpoint of an object store? It does not know such requests")
     if code in PASSING or status >= 500 or status == 408:
         return StoreUnreachable(said, "the store has trouble; try again later")
     return _final(asked, status, code, said)
@@ -93,7 +94,7 @@ def _final(asked: Asked, status: int, code: str, said: str) -> CloudrunError:
         return BeyondEnd(f"{asked.what}: the range begins behind the last byte")
     if code in UNKNOWN_WHO or status == 401:
         return AccessDenied(
-            said, f"the store does not accept these credentials for {asked.bucket}: check key and secret"
+            said, f"the store does not accept these credentials for {asked.bucket}: check key, secret and session token"
         )
     if code == "KeyTooLongError":
         return BadKey(f"{asked.what[:200]}...: the store cannot hold so long a key")

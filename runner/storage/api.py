@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from runner.errors import BadKey
+from runner.errors import BadKey, ObjectChanged
 
 OnBytes = Callable[[int], None]
 """Called with the number of bytes that have just moved; may be called from any thread."""
@@ -50,6 +50,12 @@ def check_folder(prefix: str) -> None:
     check_prefix(prefix)
     if prefix and not prefix.endswith("/"):
         raise BadKey(f"bad key {prefix!r}: not a folder's, which ends in '/'")
+
+
+def check_size(what: str, size: int, at_most: int | None) -> None:
+    """Raise ObjectChanged for an object that is larger than it was."""
+    if at_most is not None and size > at_most:
+        raise ObjectChanged(f"{what} has grown to {size} bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +116,10 @@ class ObjectStore(Protocol):
         """The whole content of a small object. Raises ObjectMissing."""
         ...
 
-    def look(self, key: str) -> tuple[bytes, str]:
-        """The whole content of a small object and the version that it belongs to. Raises ObjectMissing."""
+    def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
+        """The whole content of a small object and the version that it belongs to. Raises ObjectMissing; ObjectChanged,
+        before it is fetched, when it has more than ``at_most`` bytes.
+        """
         ...
 
     def write(self, key: str, data: bytes, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:

@@ -107,8 +107,10 @@ class Bucket(Protocol):
         """
         ...
 
-    def read(self, key: str) -> Whole:
-        """All of a small object. The same as :meth:`get`, for the many: at the least cost."""
+    def read(self, key: str, at_most: int | None = None) -> Whole:
+        """All of a small object; ObjectChanged when it has more bytes than that. The same as :meth:`get`, for the many:
+        at the least cost.
+        """
         ...
 
     def proof(self, key: str, version: str) -> Proof | None:

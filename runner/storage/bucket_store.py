@@ -79,9 +79,9 @@ class BucketStore:
     def read(self, key: str) -> bytes:
         return self.look(key)[0]
 
-    def look(self, key: str) -> tuple[bytes, str]:
+    def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
         whole = self._whole(key)
-        return self._try("read", lambda: self._look(whole))
+        return self._try("read", lambda: self._look(whole, at_most))
 
     def write(self, key: str, data: bytes, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
         whole = self._whole(key)
@@ -165,8 +165,8 @@ class BucketStore:
                 return
             token = page.next
 
-    def _look(self, whole: str) -> tuple[bytes, str]:
-        found = self._bucket.read(whole)
+    def _look(self, whole: str, at_most: int | None = None) -> tuple[bytes, str]:
+        found = self._bucket.read(whole, at_most)
         proof = found.proof
         wrong = proof is not None and digest(found.data, proof) != proof.digest
         if wrong and (sure := self._bucket.proof(whole, found.version)) is not None:
@@ -209,8 +209,9 @@ class BucketStore:
     def _prove_conditions(self) -> bool:
         """Whether the store keeps to conditions: some answer 200 to all and overwrite, some know none."""
         whole = f"{self._prefix}{PROBE}{secrets.token_hex(8)}"
+        # What refuses this is no store.
+        first = self._try("probe", lambda: self._bucket.put(whole, b"first"))
         try:
-            first = self._try("probe", lambda: self._bucket.put(whole, b"first"))
             return (
                 self._refuses(whole, only_new=True)
                 and self._refuses(whole, replacing=_other_than(first.version))

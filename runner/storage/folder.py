@@ -23,7 +23,16 @@ from runner.files import (
     replace_durably,
     sync_directory,
 )
-from runner.storage.api import ObjectInfo, OnBytes, Sink, check_folder, check_key, check_prefix, ignore_bytes
+from runner.storage.api import (
+    ObjectInfo,
+    OnBytes,
+    Sink,
+    check_folder,
+    check_key,
+    check_prefix,
+    check_size,
+    ignore_bytes,
+)
 from runner.storage.local import as_ours, copy_bytes, copy_seen, current, fingerprint, reading, translating, write_all
 
 NAME_LIMIT = 255
@@ -100,8 +109,9 @@ class FolderStore:
     def read(self, key: str) -> bytes:
         return self.look(key)[0]
 
-    def look(self, key: str) -> tuple[bytes, str]:
+    def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
         with translating(self._what(key)), self._opened(key) as fd, os.fdopen(fd, "rb", closefd=False) as file:
+            check_size(self._what(key), os.fstat(fd).st_size, at_most)
             return file.read(), version_of(os.fstat(fd))
 
     def write(self, key: str, data: bytes, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:

@@ -12,7 +12,16 @@ from pathlib import Path
 
 from runner.clock import Clock, SystemClock
 from runner.errors import CloudrunError, ObjectChanged, ObjectExists, ObjectMissing
-from runner.storage.api import ObjectInfo, OnBytes, Sink, check_folder, check_key, check_prefix, ignore_bytes
+from runner.storage.api import (
+    ObjectInfo,
+    OnBytes,
+    Sink,
+    check_folder,
+    check_key,
+    check_prefix,
+    check_size,
+    ignore_bytes,
+)
 from runner.storage.local import reading, translating, write_all
 
 CHUNK = 1 << 20
@@ -103,11 +112,12 @@ class MemoryStore:
     def read(self, key: str) -> bytes:
         return self.look(key)[0]
 
-    def look(self, key: str) -> tuple[bytes, str]:
+    def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
         check_key(key)
         fault = self._begin("read", key)
         entry = self._get(key)
         _fail(fault)
+        check_size(f"{self._url}/{key}", entry.info.size, at_most)
         return entry.data, entry.info.version
 
     def write(self, key: str, data: bytes, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:

@@ -183,8 +183,8 @@ class RetryingStore:
     def read(self, key: str) -> bytes:
         return self._retry("read", lambda: self._store.read(key))
 
-    def look(self, key: str) -> tuple[bytes, str]:
-        return self._retry("read", lambda: self._store.look(key))
+    def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
+        return self._retry("read", lambda: self._store.look(key, at_most=at_most))
 
     def write(self, key: str, data: bytes, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
         def write() -> ObjectInfo:

@@ -17,6 +17,7 @@ from runner.checkpoint.transfer import Facts, list_stored, restore, upload
 from runner.checkpoint.twins import CHEAP_TO_READ
 from runner.checkpoint.upload_notes import UploadNotes
 from runner.core.state import Checkpoint
+from runner.errors import StoreUnreachable
 from runner.storage.bucket_store import PROBE, BucketStore
 from runner.storage.parts import PART
 from runner.storage.retrying import Retry
@@ -157,3 +158,25 @@ def test_the_digest_on_the_way_is_that_of_a_reading(machine: Machine) -> None:
         [entry] = machine.upload(found, 1).files
         assert (entry.blake3, entry.crc32c) == digest(found.path / "a")
         machine.bucket.objects.clear()
+
+
+def test_what_was_swept_before_the_commit_is_not_committed(machine: Machine, tmp_path: Path) -> None:
+    files = {"a.bin": b"a" * 1000, "b.bin": b"b" * 1000}
+    found = machine.found("checkpoint-1", files)
+    machine.dies_after = 1
+    with pytest.raises(KilledError):
+        machine.upload(found, 1)
+    machine.dies_after = None
+    kept = machine._count
+
+    def sweep_once(request: str, key: str) -> None:
+        if request == "put" and key.endswith(".bin"):
+            for old in [old for old in machine.bucket.objects if old.endswith(".bin")]:
+                del machine.bucket.objects[old]
+            machine.bucket.hook = kept
+
+    machine.bucket.hook = sweep_once
+    with pytest.raises(StoreUnreachable):
+        machine.upload(found, 1)
+    machine.upload(found, 1)
+    assert machine.restored(1, tmp_path / "restored") == files

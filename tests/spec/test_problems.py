@@ -120,6 +120,11 @@ TABLE = [
         "storage: {endpoint: minio.local}",
         "3:21: storage.endpoint: must be a URL that begins with https:// or http://, not 'minio.local'",
     ),
+    ("storage: {kms_key: k}", "3:20: storage.kms_key: does nothing without sse: aws:kms beside it, not 'k'"),
+    (
+        "storage: {sse: AES256, s3: {kms_key: k}}",
+        "3:38: storage.s3.kms_key: does nothing without sse: aws:kms beside it, not 'k'",
+    ),
     ("storage: {s3: {endpoint: 'https://a:b@c'}}", "3:26: storage.s3.endpoint: must not hold credentials"),
     (
         "storage: {endpoint: 'http://a/?b'}",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from runner.errors import BeyondEnd, ObjectChanged, ObjectExists, ObjectMissing, StoreUnreachable
-from runner.storage.api import ObjectInfo
+from runner.storage.api import ObjectInfo, check_size
 from runner.storage.bucket import Answer, Buffer, Page, Part, Proof, Unfinished, Whole
 
 CHUNK = 1 << 20
@@ -65,8 +65,9 @@ class MemoryBucket:
         end = len(data) if length is None else min(len(data), start + length)
         yield Answer(len(data), there, self._chunks(key, data[start:end]), proof)
 
-    def read(self, key: str) -> Whole:
+    def read(self, key: str, at_most: int | None = None) -> Whole:
         with self.get(key) as answer:
+            check_size(key, answer.size, at_most)
             return Whole(b"".join(answer.chunks), answer.version, answer.proof)
 
     def proof(self, key: str, version: str) -> Proof | None:

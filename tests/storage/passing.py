@@ -29,8 +29,8 @@ class PassingStore:
     def read(self, key: str) -> bytes:
         return self.inner.read(key)
 
-    def look(self, key: str) -> tuple[bytes, str]:
-        return self.inner.look(key)
+    def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
+        return self.inner.look(key, at_most=at_most)
 
     def write(self, key: str, data: bytes, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
         return self.inner.write(key, data, only_new=only_new, replacing=replacing)

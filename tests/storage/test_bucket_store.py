@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import blake3
 import pytest
 
-from runner.errors import CloudrunError, CorruptData, ObjectChanged, ObjectExists, ObjectMissing, StoreUnreachable
+from runner.errors import (
+    AccessDenied,
+    CloudrunError,
+    CorruptData,
+    ObjectChanged,
+    ObjectExists,
+    ObjectMissing,
+    StoreUnreachable,
+)
 from runner.storage.bucket import Buffer, Part
 from runner.storage.bucket_store import BUFFERS, BucketStore
 from runner.storage.parts import PART, part_size_for
@@ -355,3 +363,110 @@ def test_missing_spans() -> None:
     assert list(missing_spans(10, [(4, 6), (0, 2), (9, 10)])) == [(2, 4), (6, 9)]
     assert list(missing_spans(10, [(0, 10)])) == []
     assert list(missing_spans(2 * RANGE + 1, [(1, RANGE)])) == [(0, 1), (RANGE, 2 * RANGE), (2 * RANGE, 2 * RANGE + 1)]
+
+
+def test_a_shorter_version_has_no_tail_of_a_longer_one(tmp_path: Path) -> None:
+    bucket = MemoryBucket()
+    bucket.objects["job/k"] = (b"A" * 200_000, '"v1"')
+
+    def die_once(request: str, _key: str) -> None:
+        if request == "chunk" and bucket.objects["job/k"][1] == '"v1"':
+            os.pwrite(os.open(tmp_path / "copy", os.O_RDWR), b"A" * 1000, 0)
+            bucket.objects["job/k"] = (b"new", '"v2"')
+            raise DOWN
+
+    bucket.hook = die_once
+    store_of(bucket).download("k", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("dies_at", ["get", "chunk"])
+def test_a_note_never_speaks_of_another_file(tmp_path: Path, dies_at: str) -> None:
+    bucket, copy, note = MemoryBucket(Failing("chunk", 10**9, after=70)), tmp_path / "copy", tmp_path / "note"
+    data = large(bucket)
+    with pytest.raises(StoreUnreachable):
+        store_of(bucket, Told(0)).download("big", copy, version='"v1"', note=note)
+    assert note.exists()
+    copy.unlink()
+    bucket.hook = Failing(dies_at, 10**9)
+    with pytest.raises(StoreUnreachable):
+        store_of(bucket, Told(0)).download("big", copy, version='"v1"', note=note)
+    copy.write_bytes(bytes(LARGE))
+    bucket.hook, bucket.proves = lambda _request, _key: None, False
+    store_of(bucket).download("big", copy, version='"v1"', note=note)
+    assert copy.read_bytes() == data
+
+
+def test_an_old_object_of_the_same_size_is_not_the_new_one(tmp_path: Path) -> None:
+    source, data = source_of(tmp_path, 3 * PART)
+    bucket = MemoryBucket()
+    bucket.put("job/big", b"o" * len(data))
+
+    def aborted(request: str, _key: str) -> None:
+        if request == "finish" and bucket.uploads:
+            bucket.uploads.clear()
+            bucket.hook = lambda _request, _key: None
+            raise DOWN
+
+    bucket.hook = aborted
+    store_of(bucket).upload(source, "big")
+    assert bucket.objects["job/big"][0] == data
+
+
+def test_an_upload_that_somebody_aborts_under_way_begins_anew(tmp_path: Path) -> None:
+    source, data = source_of(tmp_path, 4 * PART)
+    bucket, seen = MemoryBucket(), list[blake3.blake3]()
+
+    def abort_once(request: str, _key: str) -> None:
+        if request == "put_part":
+            bucket.hook = lambda _request, _key: None
+            bucket.uploads.clear()
+
+    def begin() -> Callable[[memoryview], object]:
+        seen.append(blake3.blake3())
+        return seen[-1].update
+
+    bucket.hook = abort_once
+    store_of(bucket).upload(source, "big", sink=begin)
+    assert bucket.objects["job/big"][0] == data
+    assert seen[-1].digest() == blake3.blake3(data).digest()
+
+
+def test_to_go_on_takes_no_right_that_sending_has_no_need_of(tmp_path: Path) -> None:
+    source, data = source_of(tmp_path, 4 * PART)
+    bucket, note = MemoryBucket(Failing("finish", 10**9)), tmp_path / "note"
+    with pytest.raises(StoreUnreachable):
+        store_of(bucket, Told(0)).upload(source, "big", note=note)
+    bucket.hook = Failing("parts", 10**9, error=AccessDenied("no"))
+    store_of(bucket).upload(source, "big", note=note)
+    assert bucket.objects["job/big"][0] == data
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_one_final_failure_ends_the_others_at_once_and_is_the_one_that_is_told(tmp_path: Path, way: str) -> None:
+    source, _ = source_of(tmp_path, 8 * PART)
+    tries = Counter[str]()
+    lock = threading.Lock()
+
+    def one_says_no(request: str, _key: str) -> None:
+        with lock:
+            tries[request] += 1
+            nth = tries[request]
+        if request in ("put_part", "chunk") and nth > 1:
+            raise AccessDenied("no") if nth == 5 else DOWN
+
+    bucket = MemoryBucket()
+    large(bucket)
+    bucket.hook = one_says_no
+    store = BucketStore(bucket, "job/", Retry(5))
+    with pytest.raises(AccessDenied):
+        store.upload(source, "up") if way == "up" else store.download("big", tmp_path / "copy", version='"v1"')
+    assert tries["put_part" if way == "up" else "chunk"] < 30
+
+
+def test_a_look_does_not_fetch_what_has_grown() -> None:
+    bucket = MemoryBucket()
+    bucket.put("job/k", b"x" * 1000)
+    assert store_of(bucket).look("k", at_most=1000)[0] == b"x" * 1000
+    with pytest.raises(ObjectChanged):
+        store_of(bucket).look("k", at_most=999)

@@ -49,8 +49,8 @@ class Line:
     def read(self, key: str) -> bytes:
         return self.there().read(key)
 
-    def look(self, key: str) -> tuple[bytes, str]:
-        return self.there().look(key)
+    def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
+        return self.there().look(key, at_most=at_most)
 
     def write(self, key: str, data: bytes, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
         self.writes.append(key)

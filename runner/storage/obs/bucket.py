@@ -26,7 +26,7 @@ from runner.errors import (
 )
 from runner.storage.access import Access
 from runner.storage.answers import EXPIRED, UNKNOWN_WHO, Asked, error_of
-from runner.storage.api import ObjectInfo
+from runner.storage.api import ObjectInfo, check_size
 from runner.storage.bucket import Answer, Buffer, Page, Part, Proof, Unfinished, Whole
 from runner.storage.obs.credentials import Credentials, Keys
 from runner.storage.obs.endpoint import Endpoint, endpoint_of
@@ -115,8 +115,9 @@ class ObsBucket:
         finally:
             _release(stream)
 
-    def read(self, key: str) -> Whole:
+    def read(self, key: str, at_most: int | None = None) -> Whole:
         with self.get(key) as answer:
+            check_size(key, answer.size, at_most)
             return Whole(b"".join(answer.chunks), answer.version, answer.proof)
 
     def _answer(self, asked: Asked, answer: Any, version: str | None, span: tuple[int, int | None] | None) -> Answer:

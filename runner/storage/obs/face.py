@@ -54,9 +54,9 @@ class QuickBucket(ObsBucket):
         with get(key, version=version, start=start, length=length) as answer:
             yield answer
 
-    def read(self, key: str) -> Whole:
+    def read(self, key: str, at_most: int | None = None) -> Whole:
         read = super().read if (face := self._face(key.rpartition("/")[0])) is None else face.read
-        return read(key)
+        return read(key, at_most)
 
     def _face(self, prefix: str) -> Bucket | None:
         with self._deciding:

@@ -83,8 +83,8 @@ class S3Bucket:
     ) -> AbstractContextManager[Answer]:
         return self._reader.get(key, version, start, length)
 
-    def read(self, key: str) -> Whole:
-        return self._reader.read(key)
+    def read(self, key: str, at_most: int | None = None) -> Whole:
+        return self._reader.read(key, at_most)
 
     def proof(self, key: str, version: str) -> Proof | None:
         return self._reader.proof(key, version)

@@ -28,7 +28,12 @@ from botocore.credentials import (
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    ConfigNotFound,
+    ConfigParseError,
+    InvalidConfigError,
     MetadataRetrievalError,
+    PartialCredentialsError,
+    ProfileNotFound,
     SSOError,
     UnauthorizedSSOTokenError,
 )
@@ -101,7 +106,8 @@ class Login(Credentials):  # type: ignore[misc]
         """Key, secret and token that are good now. AccessDenied when there are none."""
         try:
             return self._current().get_frozen_credentials()
-        except (BotoCoreError, ClientError) as error:
+        except (BotoCoreError, ClientError, RuntimeError, ValueError) as error:
+            # The last two are what botocore says of a source that gives expired tokens, or no JSON.
             raise _refused(error) from None
 
     def get_deferred_property(self, property_name: str) -> Any:
@@ -131,13 +137,20 @@ class Login(Credentials):  # type: ignore[misc]
             return self._found
 
 
+_WRONG_SETTINGS = (PartialCredentialsError, ProfileNotFound, InvalidConfigError, ConfigParseError, ConfigNotFound)
+
+
 def _refused(error: Exception) -> AccessDenied | StoreUnreachable:
     """Why a source gave no credentials. Sources that may come right are asked again."""
     if isinstance(error, UnauthorizedSSOTokenError | SSOError):
-        return CredentialsExpired(f"no credentials for S3: {error}", "log in again: aws sso login")
+        return AccessDenied(f"no credentials for S3: {error}", "log in again: aws sso login")
+    if isinstance(error, _WRONG_SETTINGS):
+        return AccessDenied(f"no credentials for S3: {error}", "set both key and secret, or mend the profile")
+    if isinstance(error, ValueError):
+        return AccessDenied(f"no credentials for S3: their source gives no JSON ({error})", "mend credential_process")
     if isinstance(error, MetadataRetrievalError):
         return StoreUnreachable(f"no credentials for S3: {error}", "the machine's metadata service does not answer")
-    return CredentialsExpired(f"no credentials for S3: {error}", HOW_TO)
+    return CredentialsExpired(f"no credentials for S3: {error}", "renew them where they come from, or log in again")
 
 
 def _chain(session: Session, access: Access) -> CredentialResolver:

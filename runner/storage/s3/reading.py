@@ -14,7 +14,7 @@ from botocore.response import StreamingBody
 from obstore.exceptions import GenericError
 
 from runner.errors import BadKey, ObjectChanged, StoreUnreachable
-from runner.storage.api import ObjectInfo, check_key
+from runner.storage.api import ObjectInfo, check_key, check_size
 from runner.storage.bucket import Answer, Proof, Whole
 from runner.storage.s3.answers import needed, tag_in
 from runner.storage.s3.connection import Connection
@@ -90,13 +90,15 @@ class Reader:
         with closing(body.raw):
             yield self._exact_answer(key, body, version, start, length)
 
-    def read(self, key: str) -> Whole:
+    def read(self, key: str, at_most: int | None) -> Whole:
         """Without what a stream costs: small objects come by the thousand."""
         if is_odd(key):
             with self.get(key, None, 0, None) as answer:
+                check_size(key, answer.size, at_most)
                 return Whole(b"".join(answer.chunks), answer.version, answer.proof)
         with self._connection.asking("read", key):
             result = obstore.get(self._connection.objects, key)
+            check_size(key, result.meta["size"], at_most)
             data, meta = bytes(result.bytes()), result.meta
         if len(data) != meta["size"]:
             raise StoreUnreachable(
