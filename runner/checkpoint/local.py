@@ -424,3 +424,8 @@ def delete(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def place_of(path: Path, is_dir: bool, member: str) -> Path:
+    """Where a file of a checkpoint lies: a checkpoint of kind ``file`` is that file."""
+    return path / member if is_dir else path

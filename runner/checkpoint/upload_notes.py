@@ -14,7 +14,7 @@ from runner.checkpoint.digest import Digest
 from runner.files import write_atomically
 from runner.storage.api import ObjectInfo
 from runner.storage.local import current
-from runner.storage.notes import this_boot
+from runner.storage.transfer_note import this_boot
 
 
 @dataclass(frozen=True, slots=True)

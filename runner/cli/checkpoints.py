@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from runner.checkpoint.transfer import Unreadable, list_stored, pull, remove, verify
+from runner.checkpoint.restore import pull, verify
+from runner.checkpoint.stored import Unreadable, list_stored, remove
 from runner.cli.jobs import KnownJob, find_job
 from runner.cli.main import HELP
 from runner.core.retention import retain

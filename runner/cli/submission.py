@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.checkpoint.transfer import list_stored
+from runner.checkpoint.stored import list_stored
 from runner.cli.main import complain
 from runner.cli.progress import SyncReport
 from runner.core.record import Entry

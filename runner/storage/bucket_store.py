@@ -25,10 +25,10 @@ from runner.errors import (
 from runner.storage.api import ObjectInfo, OnBytes, Sink, check_folder, check_key, check_prefix, ignore_bytes
 from runner.storage.bucket import Bucket, Page, Proof
 from runner.storage.buffers import Buffers
-from runner.storage.parts import Upload
-from runner.storage.ranges import Download, Requests
+from runner.storage.download import Download, Requests
 from runner.storage.retrying import Retry, write_surely
 from runner.storage.throttle import Throttle
+from runner.storage.upload import Upload
 
 AT_ONCE = 64
 """Requests at the same time: a store whose first byte takes 20 ms needs so many for 3,000 small objects per second."""

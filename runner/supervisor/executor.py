@@ -9,9 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from runner import __version__
-from runner.checkpoint import transfer
 from runner.checkpoint.layout import checkpoint_id
 from runner.checkpoint.manifest import Manifest, to_checkpoint
+from runner.checkpoint.stored import remove, sweep
+from runner.checkpoint.upload import Facts, upload
 from runner.checkpoint.upload_notes import UploadNotes
 from runner.core import actions as do
 from runner.core import events as on
@@ -195,7 +196,7 @@ class Executor:
         if found is None:
             raise SourceChanged(f"{checkpoint.name} was written anew")
         began = session.clock.now()
-        facts = transfer.Facts(
+        facts = Facts(
             created_at=began,
             spec_digest=session.spec.digest,
             tool_version=__version__,
@@ -206,7 +207,7 @@ class Executor:
         notes = UploadNotes(session.local.upload_notes)
         name = notes.id_for(ground.run, found.signature) or self._new_id(checkpoint)
         notes.begin(ground.run, found.signature, name)
-        manifest = transfer.upload(
+        manifest = upload(
             session.store,
             session.keys,
             ground.run,
@@ -241,7 +242,7 @@ class Executor:
 
     def _prune(self, ids: tuple[str, ...]) -> Event:
         session, run = self._session, self._known_ground.run
-        transfer.remove(session.store, session.keys, run, ids)
+        remove(session.store, session.keys, run, ids)
         self._sweep(run)
         return on.Pruned(ids)
 
@@ -251,7 +252,7 @@ class Executor:
             return
         self._swept = True
         try:
-            transfer.sweep(self._session.store, self._session.keys, run, self._session.clock.now())
+            sweep(self._session.store, self._session.keys, run, self._session.clock.now())
         except StoreError as error:
             self._session.post(on.Noticed(f"leftovers of unfinished uploads could not be removed: {error}"))
 

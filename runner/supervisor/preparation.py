@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runner.checkpoint.formats import looks_like_checkpoint
 from runner.checkpoint.local import Found, clear_unfinished, delete, scan, set_aside
-from runner.checkpoint.transfer import restore
+from runner.checkpoint.restore import restore
 from runner.core.events import Noticed
 from runner.core.state import Checkpoint
 from runner.dataset.sync import Dataset

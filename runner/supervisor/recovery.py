@@ -11,7 +11,7 @@ from typing import Any
 from runner.checkpoint.layout import LocalLayout, StoreLayout
 from runner.checkpoint.local import Found, scan, set_aside
 from runner.checkpoint.manifest import Manifest
-from runner.checkpoint.transfer import Unreadable, list_stored, read_manifest
+from runner.checkpoint.stored import Unreadable, list_stored, read_manifest
 from runner.core.events import Noticed, Recovered
 from runner.core.state import Checkpoint, Rejected, age, place
 from runner.errors import CorruptData, ObjectMissing, StoreError

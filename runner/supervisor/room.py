@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runner.checkpoint.local import delete, scan
-from runner.checkpoint.transfer import list_stored
+from runner.checkpoint.stored import list_stored
 from runner.core.events import Noticed
 from runner.core.state import Checkpoint
 from runner.errors import StoreError

@@ -13,14 +13,16 @@ from runner.checkpoint.digest import digest
 from runner.checkpoint.layout import StoreLayout, checkpoint_id
 from runner.checkpoint.local import Found, scan
 from runner.checkpoint.manifest import Manifest
-from runner.checkpoint.transfer import Facts, list_stored, restore, upload
+from runner.checkpoint.restore import restore
+from runner.checkpoint.stored import list_stored
 from runner.checkpoint.twins import CHEAP_TO_READ
+from runner.checkpoint.upload import Facts, upload
 from runner.checkpoint.upload_notes import UploadNotes
 from runner.core.state import Checkpoint
 from runner.errors import StoreUnreachable
 from runner.storage.bucket_store import PROBE, BucketStore
-from runner.storage.parts import PART
 from runner.storage.retrying import Retry
+from runner.storage.upload import PART
 from tests.storage.memory_bucket import MemoryBucket
 
 LAYOUT = StoreLayout("digits")

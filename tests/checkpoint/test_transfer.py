@@ -22,18 +22,10 @@ from runner.checkpoint.digest import digest
 from runner.checkpoint.layout import StoreLayout, checkpoint_id
 from runner.checkpoint.local import Found, Shelf, scan
 from runner.checkpoint.manifest import PART_SIZE, parse_manifest
-from runner.checkpoint.transfer import (
-    Facts,
-    TransferStopped,
-    Unreadable,
-    list_stored,
-    pull,
-    remove,
-    restore,
-    sweep,
-    upload,
-    verify,
-)
+from runner.checkpoint.restore import pull, restore, verify
+from runner.checkpoint.side_by_side import TransferStopped
+from runner.checkpoint.stored import Unreadable, list_stored, remove, sweep
+from runner.checkpoint.upload import Facts, upload
 from runner.core.state import Checkpoint
 from runner.errors import CorruptData, ObjectExists, ObjectMissing, SourceChanged, StoreUnreachable, UsageError
 from runner.storage.api import ObjectInfo, ObjectStore
@@ -254,7 +246,7 @@ UPLOADER = """
     from pathlib import Path
     from runner.checkpoint.layout import StoreLayout, checkpoint_id
     from runner.checkpoint.local import scan
-    from runner.checkpoint.transfer import Facts, upload
+    from runner.checkpoint.upload import Facts, upload
     from runner.storage.folder import FolderStore
 
     class Dying(FolderStore):

@@ -24,7 +24,7 @@ from random import Random
 from typing import Any, Literal
 
 from runner.checkpoint.manifest import Manifest
-from runner.checkpoint.transfer import read_manifest
+from runner.checkpoint.stored import read_manifest
 from runner.core.record import Line
 from runner.spec import load_spec
 from runner.supervisor.history import journal_lines

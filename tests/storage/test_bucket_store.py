@@ -22,9 +22,9 @@ from runner.errors import (
 )
 from runner.storage.bucket import Buffer, Part
 from runner.storage.bucket_store import BUFFERS, BucketStore
-from runner.storage.parts import PART, part_size_for
-from runner.storage.ranges import RANGE, missing_spans
+from runner.storage.download import RANGE, missing_spans
 from runner.storage.retrying import Retry
+from runner.storage.upload import PART, part_size_for
 from tests.storage.memory_bucket import CHUNK, Hook, MemoryBucket
 
 DOWN = StoreUnreachable("down")

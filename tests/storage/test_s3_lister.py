@@ -9,8 +9,8 @@ import pytest
 
 from runner.errors import StoreBusy, StoreError, StoreUnreachable
 from runner.storage.access import Access
-from runner.storage.answers import Asked
 from runner.storage.api import ObjectInfo
+from runner.storage.refusals import Asked
 from runner.storage.s3 import S3Bucket
 from runner.storage.s3.lister import page_of, query_for
 from tests.servers import Server

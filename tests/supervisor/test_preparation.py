@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.checkpoint.transfer import Facts, upload
+from runner.checkpoint.upload import Facts, upload
 from runner.core.events import Noticed
 from runner.dataset.source import Source
 from runner.errors import CorruptData, StoreUnreachable

@@ -25,7 +25,6 @@ from runner.errors import (
     StoreUnreachable,
 )
 from runner.storage.access import Access
-from runner.storage.answers import EXPIRED, UNKNOWN_WHO, Asked, error_of
 from runner.storage.api import ObjectInfo, check_size
 from runner.storage.bucket import Answer, Buffer, Page, Part, Proof, Unfinished, Whole
 from runner.storage.obs.credentials import Credentials, Keys
@@ -39,6 +38,7 @@ from runner.storage.obs.replies import (
     uploads_in,
     version_of,
 )
+from runner.storage.refusals import EXPIRED, UNKNOWN_WHO, Asked, error_of
 
 TIMEOUT = 30.0
 """Seconds without a byte."""

@@ -9,9 +9,9 @@ from datetime import datetime
 from urllib.parse import unquote_plus
 
 from runner.errors import StoreError, StoreUnreachable
-from runner.storage.answers import Asked, error_of
 from runner.storage.api import ObjectInfo
 from runner.storage.bucket import Page, Part, Unfinished
+from runner.storage.refusals import Asked, error_of
 
 _GONE = frozenset({"NoSuchKey", "NoSuchVersion"})
 

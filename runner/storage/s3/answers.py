@@ -20,7 +20,7 @@ from obstore.exceptions import (
 )
 
 from runner.errors import AccessDenied, CloudrunError, CredentialsExpired, StoreError, StoreUnreachable
-from runner.storage.answers import Asked, error_of
+from runner.storage.refusals import Asked, error_of
 
 # After its own words object_store hands on the answer, then Rust's view of the whole.
 _STATUS = re.compile(r"Server returned (?:non-2xx|error) status(?: code)?: (\d{3})")

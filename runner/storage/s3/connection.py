@@ -21,7 +21,7 @@ from obstore.store import S3Store
 
 from runner.errors import CloudrunError, StoreError
 from runner.storage.access import Access
-from runner.storage.answers import Asked, Operation
+from runner.storage.refusals import Asked, Operation
 from runner.storage.s3.answers import ours
 from runner.storage.s3.credentials import Login, configured_endpoint, make_session
 from runner.storage.s3.providers import Provider, provider_of, region_in

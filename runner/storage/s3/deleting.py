@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element
 from xml.sax.saxutils import escape
 
 from runner.errors import CloudrunError, ObjectMissing, StoreUnreachable
-from runner.storage.answers import error_of
+from runner.storage.refusals import error_of
 from runner.storage.s3.answers import document, error_in, lacks_operation
 from runner.storage.s3.connection import Connection
 

@@ -11,9 +11,9 @@ from urllib.parse import unquote_plus
 from xml.etree.ElementTree import Element
 
 from runner.errors import StoreError
-from runner.storage.answers import Asked
 from runner.storage.api import ObjectInfo
 from runner.storage.bucket import Page
+from runner.storage.refusals import Asked
 from runner.storage.s3.answers import document
 
 

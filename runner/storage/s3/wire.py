@@ -11,8 +11,8 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSPreparedRequest, AWSRequest, HeadersDict
 from botocore.httpsession import URLLib3Session
 
-from runner.storage.answers import Asked
 from runner.storage.bucket import Buffer
+from runner.storage.refusals import Asked
 from runner.storage.s3.answers import error_in
 from runner.storage.s3.credentials import Login
 

@@ -21,9 +21,9 @@ from crc32c import crc32c
 from runner.errors import AccessDenied, CloudrunError, CredentialsExpired, NotOffered, ObjectMissing, SourceChanged
 from runner.storage.api import ObjectInfo, OnBytes, Sink
 from runner.storage.bucket import PART_LIMIT, Part
+from runner.storage.download import Requests, raise_first
 from runner.storage.local import OpenSource, reading, translating
-from runner.storage.notes import TransferNote
-from runner.storage.ranges import Requests, raise_first
+from runner.storage.transfer_note import TransferNote
 
 PART = 16 << 20
 """Bytes of a part, and of the largest object that goes in one request."""

@@ -23,9 +23,9 @@ from runner.storage.api import OnBytes
 from runner.storage.bucket import Answer, Bucket, Proof
 from runner.storage.buffers import Buffers
 from runner.storage.local import translating
-from runner.storage.notes import TransferNote
 from runner.storage.retrying import Retry, worth_retrying
 from runner.storage.throttle import Throttle
+from runner.storage.transfer_note import TransferNote
 
 RANGE = 32 << 20
 """Bytes of one request. Smaller ones cost more requests, larger ones lose more when they are cut."""
