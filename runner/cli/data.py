@@ -10,9 +10,10 @@ from pathlib import Path
 
 import click
 
-from runner.cli.main import HELP
+from runner.cli.main import HELP, complain
 from runner.cli.progress import SyncReport
 from runner.dataset.cache import CacheEntry, DataCache
+from runner.dataset.fetch import SyncStopped
 from runner.dataset.sync import Dataset
 from runner.errors import ExitCode, UsageError
 from runner.spec import JobSpec, SpecInvalid, load_spec, not_yet
@@ -35,6 +36,9 @@ def sync(spec: Path, overrides: tuple[str, ...], as_json: bool) -> int:
     before = signal.signal(signal.SIGINT, lambda *_: stop.set())
     try:
         rows = sync_all(loaded, stop)
+    except SyncStopped as stopped:
+        complain(stopped.message, stopped.hint)
+        return ExitCode.INTERRUPTED
     finally:
         signal.signal(signal.SIGINT, before)
     if as_json:

@@ -25,7 +25,7 @@ class SyncReport:
         self._moving = sys.stderr.isatty()
         self._told_at = self._began = time.monotonic()
         self._told_of_trouble_at = -EVERY
-        self._open_line = False
+        self._open_line = self._waiting = False
         self._telling = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -49,8 +49,8 @@ class SyncReport:
                 sys.stderr.write(f"\r\x1b[K[cloudrun] data: {words(progress)}")
                 sys.stderr.flush()
                 self._open_line = True
-            elif now - self._told_at >= EVERY or progress.phase == "waiting":
-                self._told_at = now
+            elif now - self._told_at >= EVERY or (progress.phase == "waiting" and not self._waiting):
+                self._told_at, self._waiting = now, progress.phase == "waiting"
                 self._say(f"data: {words(progress)}")
 
     def retrying(self, operation: str, error: CloudrunError, wait: float) -> None:

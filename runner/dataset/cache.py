@@ -17,17 +17,17 @@ from pathlib import Path
 from runner.clock import Clock, SystemClock
 from runner.dataset.fetch import SyncStopped
 from runner.dataset.folding import folding_of
-from runner.dataset.listing import Listing, Need
-from runner.dataset.record import Entry, Header, Record, RecordLost, forget, recording
+from runner.dataset.record import Entry, Header, NoRoomForRecord, Record, RecordLost, forget, recording
+from runner.dataset.room import EntryRoom, Need, Space, footprint
 from runner.dataset.source import Source
 from runner.dataset.sync import Dataset, Report, Sync, SyncProgress
-from runner.errors import DataError, DiskFull
-from runner.files import is_locked, locked, make_directory
-from runner.storage.local import free_bytes, no_room, translating
-from runner.units import format_size
+from runner.dataset.worklist import Worklist
+from runner.errors import DataError
+from runner.files import is_locked, locked
+from runner.storage.local import translating
 
-RESERVE = 1 << 30
-"""Bytes that the cache leaves free on any disk, or a hundredth of a small one."""
+ROOM_FOR_RECORD = 16 << 20
+"""Bytes that should be free for the record and the listing."""
 
 POLL = 0.2
 """Seconds between two looks at a lock that another process holds."""
@@ -78,7 +78,7 @@ class DataCache:
     ) -> None:
         self._root = Path(os.path.abspath(root))
         self._data = self._root / "data"
-        self._limit = limit
+        self._space = Space(self._root, limit, self._all, self._is_filled)
         self._clock = clock or SystemClock()
         self._commit_every = commit_every
 
@@ -94,29 +94,34 @@ class DataCache:
         stop = stop or threading.Event()
         entry = Entry(self._data / entry_name(source))
         with self._filling(entry, source, report, stop):
-            entry.sweep()
+            entry.refuse_links()
             try:
                 dataset = self._fill(source, entry, workers, report, stop)
             except RecordLost:
                 forget(entry)
+                dataset = self._fill(source, entry, workers, report, stop)
+            except NoRoomForRecord:
+                if not self._evict_until(lambda: self._space.free() >= ROOM_FOR_RECORD):
+                    raise
                 dataset = self._fill(source, entry, workers, report, stop)
             entry.touch()
         return dataset
 
     def _fill(self, source: Source, entry: Entry, workers: int, report: Report, stop: threading.Event) -> Dataset:
         header = Header(source.url, source.include, source.exclude)
+        entry.sweep()
         with (
-            translating(str(entry.folder)),
             recording(entry),
             Record(entry, header) as record,
-            Listing(record, entry, folding_of(entry.folder)) as listing,
+            Worklist(record, entry, folding_of(entry.folder)) as worklist,
+            EntryRoom(self._space, entry, self._make_space) as room,
         ):
             return Sync(
                 source,
                 entry,
                 record,
-                listing,
-                _EntryRoom(self),
+                worklist,
+                room,
                 clock=self._clock,
                 report=report,
                 stop=stop,
@@ -125,14 +130,15 @@ class DataCache:
             ).run()
 
     @contextmanager
-    def use(self, dataset: Dataset) -> Iterator[Path]:
-        """Keep ``dataset`` from being evicted while the block runs. Raises DataError when it has gone already."""
-        entry = Entry(dataset.path.parent)
+    def use(self, dataset: Dataset, *, stop: threading.Event | None = None) -> Iterator[Path]:
+        """Keep ``dataset`` from being evicted while the block runs. When another process has begun to bring it up to
+        date, waits for that; raises SyncStopped when told to ``stop`` meanwhile, DataError when it has gone.
+        """
+        entry, stop = Entry(dataset.path.parent), stop or threading.Event()
         with ExitStack() as held:
-            with self._locking():
-                if not entry.is_complete():
-                    raise DataError(f"{entry.folder} is not complete any more", "sync it again")
-                held.enter_context(locked(entry.in_use, shared=True))
+            while not self._hold(entry, held):
+                if stop.wait(POLL):
+                    raise SyncStopped(f"stopped while another process was changing {entry.folder}")
             entry.touch()
             yield dataset.path
             entry.touch()
@@ -153,57 +159,37 @@ class DataCache:
         return Cleared(removed, tuple(entry for entry in chosen if entry not in removed))
 
     def make_room(self, bytes_needed: int) -> int:
-        """Evict the least recently used entries that nobody uses until so many bytes fit; returns the bytes freed.
+        """Evict the least recently used entries that nobody uses until so many bytes fit; returns the bytes of the disk
+        that this has freed.
 
         Frees what it can also when that is not enough.
         """
-        return self._evict_until(lambda: min(self._free(), self._left_of_limit()) >= bytes_needed)
+        return self._evict_until(lambda: min(self._space.free(), self._space.left_of_limit()) >= bytes_needed)
 
-    # Room
-
-    def room(self) -> Need:
-        """What may be written without evicting anything."""
-        on_disk, numbers = self._free(), os.statvfs(self._data)
-        return Need(self._left_of_limit(), on_disk, numbers.f_favail if numbers.f_files else 1 << 62)
-
-    def make_space(self, need: Need) -> None:
-        """Evict if that helps; raise DiskFull, with nothing evicted, if it would not."""
-        evictable = sum(entry.bytes for entry in self.entries() if not entry.in_use)
-        if self._has_room(need, after_freeing=evictable):
-            self._evict_until(lambda: self._has_room(need))
-        if self._left_of_limit() < need.bytes:
-            where = f"within the limit of {format_size(self._limit or 0)} of {self._root}"
-            raise no_room(where, need.bytes, self._left_of_limit(), "raise `cache.limit` or select less with `include`")
-        if self._free() < need.on_disk:
-            hint = "free some space, use a larger disk for `cache.dir`, or select less with `include`"
-            raise no_room(f"on {self._root}", need.on_disk, self._free(), hint)
-        possible = self.room().files
-        if possible < need.files:
-            raise DiskFull(f"no room: needs {need.files} files, {possible} more are possible on {self._root}")
-
-    def _has_room(self, need: Need, after_freeing: int = 0) -> bool:
-        on_disk, within_limit = self._free() + after_freeing, self._left_of_limit() + after_freeing
-        return need.on_disk <= on_disk and need.bytes <= within_limit
+    def _make_space(self, need: Need, entry: Entry) -> None:
+        """Evict the least recently used entries until it fits; raise DiskFull, with nothing evicted, if it would not
+        fit without all of them either.
+        """
+        room = self._space.beside(entry)
+        if not need.fits(room):
+            evictable = (footprint(Entry(one.path)) for one in self.entries() if not one.in_use)
+            if not need.fits(sum(evictable, room)):
+                raise self._space.too_small(need, room)
+            self._evict_until(lambda: need.fits(self._space.beside(entry)))
+        claimed, room = self._space.claim(entry, entry.header().bytes, need.bytes), self._space.beside(entry)
+        if not claimed or not need.fits(room):
+            raise self._space.too_small(need, room)
 
     def _evict_until(self, enough: Callable[[], bool]) -> int:
+        """Bytes of the disk that this has given back."""
         freed = 0
-        for entry in self.entries():
+        for one in self.entries():
             if enough():
                 break
-            if not entry.in_use and self._evict(Entry(entry.path)):
-                freed += entry.bytes
+            size = 0 if one.in_use else footprint(Entry(one.path)).on_disk
+            if not one.in_use and self._evict(Entry(one.path)):
+                freed += size
         return freed
-
-    def _free(self) -> int:
-        """Bytes that may be written to the disk."""
-        make_directory(self._data)
-        numbers = os.statvfs(self._data)
-        return max(0, free_bytes(self._data) - min(RESERVE, numbers.f_blocks * numbers.f_frsize // 100))
-
-    def _left_of_limit(self) -> int:
-        if self._limit is None:
-            return 1 << 62
-        return max(0, self._limit - sum(entry.bytes for entry in self.entries()))
 
     # Entries and their locks
 
@@ -229,6 +215,10 @@ class DataCache:
         with self._locking():
             return is_locked(entry.in_use) or is_locked(entry.lock)
 
+    def _is_filled(self, entry: Entry) -> bool:
+        with self._locking():
+            return is_locked(entry.lock)
+
     @contextmanager
     def _locking(self) -> Iterator[None]:
         """Held for moments only, while a lock of an entry is taken: an entry cannot vanish between the finding of
@@ -246,6 +236,16 @@ class DataCache:
                 if stop.wait(POLL):
                     raise SyncStopped(f"stopped while another process was bringing {source.url}")
             yield
+
+    def _hold(self, entry: Entry, held: ExitStack) -> bool:
+        """Mark a complete entry as used; False when it is being filled."""
+        with self._locking():
+            if entry.is_complete():
+                held.enter_context(locked(entry.in_use, shared=True))
+                return True
+            if not is_locked(entry.lock):
+                raise DataError(f"{entry.folder} is not complete any more", "sync it again")
+        return False
 
     def _take(self, entry: Entry, held: ExitStack) -> bool:
         with self._locking():
@@ -274,19 +274,3 @@ class DataCache:
         """Finish what a dead process was about to throw away."""
         for doomed in self._data.glob(".trash-*"):
             shutil.rmtree(doomed, ignore_errors=True)
-
-
-class _EntryRoom:
-    """The room of a cache while one entry is filled; measured when it is first asked for."""
-
-    def __init__(self, cache: DataCache) -> None:
-        self._cache = cache
-        self._at_first: Need | None = None
-
-    def fits(self, need: Need) -> bool:
-        if self._at_first is None:
-            self._at_first = self._cache.room()
-        return need.fits(self._at_first)
-
-    def make(self, need: Need) -> None:
-        self._cache.make_space(need)

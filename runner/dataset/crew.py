@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
-from runner.dataset.task import Checked, Failure, Outcome, Recorded, Task
+from runner.dataset.task import Checked, Failure, Outcome, Recorded, Task, as_exception
 
 WAITING_EACH = 8
 """Tasks that wait for each thread."""
+
+ENDING = 2.0
+"""Seconds in which what has been begun may end, once nobody waits for it any more."""
 
 Post = Callable[[list[Outcome]], None]
 """Takes the outcomes of one group of tasks; called from many threads."""
@@ -18,7 +22,7 @@ Post = Callable[[list[Outcome]], None]
 class Crew:
     """Threads that take groups of tasks as they get free.
 
-    After the first failure, or once it is closed, no further task is begun; those begun end.
+    After the first failure, or once they are to end, no further task is begun.
     """
 
     def __init__(self, work: Callable[[Task], Recorded | Checked], threads: int, post: Post) -> None:
@@ -26,7 +30,9 @@ class Crew:
         self._post = post
         self._groups = SimpleQueue[Sequence[Task] | None]()
         self._halted = threading.Event()
-        self._threads = [threading.Thread(target=self._labour, name=f"copy-{number}") for number in range(threads)]
+        self._threads = [
+            threading.Thread(target=self._labour, name=f"copy-{number}", daemon=True) for number in range(threads)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -40,13 +46,18 @@ class Crew:
         for first in range(0, len(tasks), together):
             self._groups.put(tasks[first : first + together])
 
-    def close(self) -> None:
-        """Wait until every thread has ended; what they began has been posted by then."""
+    def end(self) -> None:
+        """Begin nothing more."""
         self._halted.set()
         for _ in self._threads:
             self._groups.put(None)
+
+    def join(self, until: float) -> None:
+        """Wait for the threads to end, but not beyond ``until``, by the monotonic clock. A store that is silent holds
+        up a thread for as long as it likes: such a one is left to itself.
+        """
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _labour(self) -> None:
         while (group := self._groups.get()) is not None:
@@ -55,6 +66,6 @@ class Crew:
     def _attempt(self, task: Task) -> Outcome:
         try:
             return self._work(task)
-        except Exception as error:  # noqa: BLE001 - a thread's edge: the error becomes a value
+        except BaseException as error:  # noqa: BLE001 - a thread's edge: the error becomes a value
             self._halted.set()
-            return Failure(task.key, error)
+            return Failure(task.key, as_exception(error))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import secrets
@@ -11,10 +10,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from crc32c import crc32c
 
 from runner.core.diff import Wanted, folders_above
+from runner.dataset.leftovers import note_name, part_name
 from runner.dataset.task import Check, Checked, Recorded, Task
 from runner.errors import CloudrunError, DataError, ExitCode, ObjectChanged, ObjectMissing
 from runner.storage.api import ObjectStore
@@ -22,6 +23,12 @@ from runner.storage.local import translating, write_all
 
 READ_AT_ONCE = 256 << 10
 """Bytes: as many as stay in a core's own cache until they are looked at."""
+
+MADE_AT_MOST = 4096
+"""Folders of which is kept in mind that they are there."""
+
+SHUTTING = 1.0
+"""Seconds in which a rename that is under way should end."""
 
 AT_ONCE = 1 << 20
 """Bytes: an object up to this size comes into memory whole and is written once, with the fewest calls."""
@@ -55,16 +62,6 @@ def content_of(path: Path | str) -> Content:
     return Content(size, mtime_ns, f"{checksum:08x}")
 
 
-def part_name(item: Wanted) -> str:
-    """The name of an object's part file: the same in every process, so that a later one goes on with it."""
-    return hashlib.sha256(f"{item.version}\n{item.key}".encode()).hexdigest()[:32]
-
-
-def note_name(part: str) -> str:
-    """The name of the file that tells how far the part is."""
-    return f"{part}.note"
-
-
 class Meter:
     """Bytes that have arrived, over all files and threads. What a failed try brought does not count."""
 
@@ -95,6 +92,33 @@ class FileMeter:
 
     def add(self, count: int) -> None:
         self.move_to(self._counted + count)
+
+
+class Gate:
+    """What every file passes on the way into its place. Once it is shut nothing passes any more."""
+
+    def __init__(self) -> None:
+        self._moving = threading.Condition()
+        self._inside = 0
+        self.is_shut = False
+
+    def __enter__(self) -> None:
+        with self._moving:
+            if self.is_shut:
+                raise SyncStopped("it came too late: nobody waits for it any more")
+            self._inside += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._moving:
+            self._inside -= 1
+            self._moving.notify_all()
+
+    def shut(self) -> None:
+        with self._moving:
+            self.is_shut = True
+            self._moving.wait_for(lambda: not self._inside, SHUTTING)
 
 
 class Places:
@@ -130,6 +154,8 @@ class Places:
             os.makedirs(folder, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
             raise DataError(f"{folder}: a file that cloudrun did not bring is in the way", "remove it") from error
+        if len(self._made) >= MADE_AT_MOST:
+            self._made.clear()
         self._made.add(folder)
 
     def remove(self, path: str) -> None:
@@ -143,6 +169,11 @@ class Places:
             for folder in folders_above(path):
                 os.rmdir(f"{self._files}/{folder}")
                 self._made.discard(f"{self._files}/{folder}")
+
+    def remove_empty(self, folder: str) -> None:
+        """Remove a folder unless something is in it."""
+        with suppress(OSError):
+            os.rmdir(f"{self._files}/{folder}")
 
     def _is_inside(self, folder: str) -> bool:
         return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(self._files))
@@ -160,6 +191,7 @@ class Fetcher:
         self._parts = str(parts)
         self._quits = quits
         self._places = Places(files)
+        self._gate = Gate()
         self._numbers = itertools.count()
         self._mine = secrets.token_hex(6)
         self.meter = Meter()
@@ -176,6 +208,10 @@ class Fetcher:
             return self._bring(task)
         except ObjectChanged:
             return self._bring(self._listed_again(task))
+
+    def shut(self) -> None:
+        """From now on no file is put into its place, whoever is still at work on it."""
+        self._gate.shut()
 
     def _is_sound(self, task: Check) -> bool:
         try:
@@ -195,7 +231,7 @@ class Fetcher:
         return Recorded(item.path, item.key, item.size, item.version, content.mtime_ns, content.crc32c)
 
     def _at_once(self, item: Wanted) -> Content:
-        data, version = self._store.look(item.key)
+        data, version = self._store.look(item.key, at_most=AT_ONCE)
         if version != item.version:
             raise ObjectChanged(f"{item.key} is not the version that was listed")
         _check_size(item, len(data))
@@ -203,7 +239,7 @@ class Fetcher:
         with translating(item.path):
             try:
                 mtime_ns = _write_new(part, data)
-                self._places.publish(part, item.path)
+                self._publish(part, item)
             except BaseException:
                 _remove(part)
                 raise
@@ -224,12 +260,17 @@ class Fetcher:
             with translating(item.path):
                 content = content_of(part)
                 _check_size(item, content.size)
-                self._places.publish(part, item.path)
+                self._publish(part, item)
         except BaseException as error:
-            if isinstance(error, ObjectChanged) or not os.path.exists(note):
+            # Whom nobody waits for touches nothing: another sync may be at work on this very part by now.
+            if not self._gate.is_shut and (isinstance(error, ObjectChanged) or not os.path.exists(note)):
                 _remove(part, note)
             raise
         return content
+
+    def _publish(self, part: str, item: Wanted) -> None:
+        with self._gate:
+            self._places.publish(part, item.path)
 
     def _listed_again(self, item: Wanted) -> Wanted:
         now = next((info for info in self._store.list(item.key) if info.key == item.key), None)

@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator
+import stat
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -16,8 +17,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from runner.dataset.task import Recorded
-from runner.errors import AccessDenied, CloudrunError, CorruptData, DiskFull, StoreUnreachable
+from runner.errors import AccessDenied, CloudrunError, CorruptData, DataError, DiskFull, StoreUnreachable
 from runner.files import make_directory
+from runner.storage.local import FULL, as_ours
 
 FORMAT = 1
 """Version of the record's layout."""
@@ -48,12 +50,19 @@ COMMIT;
 """
 
 
+COLUMNS = "path, key, size, version, mtime_ns, crc32c FROM file"
+
+
 class RecordLost(CorruptData):
-    """The record is no database any more: nothing of the entry can be believed."""
+    """The record is no database any more, or none of ours: nothing of the entry can be believed."""
+
+
+class NoRoomForRecord(DiskFull):
+    """The disk has no room for what has to be written down, apart from any content."""
 
 
 _OURS: dict[int, tuple[type[CloudrunError], str]] = {
-    sqlite3.SQLITE_FULL: (DiskFull, ""),
+    sqlite3.SQLITE_FULL: (NoRoomForRecord, "free some space on that disk"),
     sqlite3.SQLITE_READONLY: (AccessDenied, "check the owner, the mode and the mount options"),
     sqlite3.SQLITE_CANTOPEN: (AccessDenied, "check the owner, the mode and the mount options"),
     sqlite3.SQLITE_PERM: (AccessDenied, "check the owner, the mode and the mount options"),
@@ -61,6 +70,10 @@ _OURS: dict[int, tuple[type[CloudrunError], str]] = {
     sqlite3.SQLITE_BUSY: (StoreUnreachable, "another program holds the record open"),
     sqlite3.SQLITE_CORRUPT: (RecordLost, ""),
     sqlite3.SQLITE_NOTADB: (RecordLost, ""),
+    # Tables that are not as we make them.
+    sqlite3.SQLITE_ERROR: (RecordLost, ""),
+    sqlite3.SQLITE_CONSTRAINT: (RecordLost, ""),
+    sqlite3.SQLITE_MISMATCH: (RecordLost, ""),
 }
 
 
@@ -110,6 +123,11 @@ class Entry:
         return self.folder / "reserve"
 
     @property
+    def claim(self) -> Path:
+        """How many bytes it is going to hold, while it is being filled."""
+        return self.folder / "claim"
+
+    @property
     def lock(self) -> Path:
         """Held exclusively while the entry is being filled."""
         return self.folder / "lock"
@@ -118,6 +136,12 @@ class Entry:
     def in_use(self) -> Path:
         """Held shared by jobs that read the files; its modification time says when they last did."""
         return self.folder / "in-use"
+
+    def refuse_links(self) -> None:
+        """Raises DataError when somebody has put a symbolic link where we write: it may lead anywhere."""
+        for folder in (self.files, self.parts):
+            if folder.is_symlink():
+                raise DataError(f"{folder} is a symbolic link, which leads out of the cache", "remove the link")
 
     def touch(self) -> None:
         """Note that the entry is of use now."""
@@ -138,9 +162,15 @@ class Entry:
     def is_complete(self) -> bool:
         return self.header().completed_at is not None
 
+    def claimed(self) -> int:
+        """Bytes; counts only while the entry is being filled."""
+        with suppress(FileNotFoundError, ValueError):
+            return int(self.claim.read_text())
+        return 0
+
     def sweep(self) -> None:
         """Remove what a dead process left behind, but for parts, which may be of use. Only for the lock's holder."""
-        for old in ("manifest.json", "progress.jsonl", "listing.db", "listing.db-journal", "reserve"):
+        for old in ("manifest.json", "progress.jsonl", "listing.db", "listing.db-journal", "reserve", "claim"):
             (self.folder / old).unlink(missing_ok=True)
 
 
@@ -149,12 +179,18 @@ class Record:
 
     A row is written only after the file that it names has reached the disk. ``database`` is for the listing, which
     stands beside the record and is compared with it.
+
+    ``names_all`` is False when files may be there that no row names: a process died after it had put them into their
+    places, or the record was lost.
     """
 
     def __init__(self, entry: Entry, header: Header) -> None:
         self._entry = entry
+        self._held = ExitStack()
+        self._disk: int | None = None
         with recording(entry):
-            self.database = _open(entry, header)
+            self.database = self._held.enter_context(closing(_open(entry, header)))
+            self.names_all = self.header().completed_at is not None or _is_empty(entry.files)
 
     def __enter__(self) -> Self:
         return self
@@ -162,61 +198,96 @@ class Record:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.database.close()
+        self._held.close()
 
     def header(self) -> Header:
         return _header(self.database)
 
     def known(self, paths: Collection[str]) -> dict[str, Recorded]:
-        """What is recorded of these paths; each file still has to be looked at."""
-        return {row[0]: Recorded(*row) for row in select(self.database, "* FROM file", paths)}
+        """What is recorded of these paths; each file still has to be looked at. Raises RecordLost for what is none of
+        ours.
+        """
+        return {row[0]: _believed(row) for row in select(self.database, COLUMNS, paths)}
 
     def reopen(self) -> None:
         """Declare the entry incomplete, before any of its files is touched. All rows stay."""
         make_directory(self._entry.files)
         make_directory(self._entry.parts)
-        with open(self._entry.reserve, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, RESERVE)
-        with self.database:
-            self.database.execute("UPDATE header SET completed_at = NULL")
+        if self._disk is None:
+            self._disk = os.open(self._entry.files, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._held.callback(os.close, self._disk)
+        self._set_aside()
+        self._write("UPDATE header SET completed_at = NULL", [()])
 
     def add(self, batch: Iterable[Recorded]) -> None:
         """Put files that are in place on record: one flush for all of them, then their rows; also on a full disk."""
         rows = list(batch)
         if rows:
-            sync_file_system(self._entry.files)
-            try:
-                self._insert(rows)
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
-                    raise
-                self._entry.reserve.unlink(missing_ok=True)
-                self._insert(rows)
+            self.flush()
+            self._write("INSERT OR REPLACE INTO file VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def remove(self, paths: Collection[str]) -> None:
         """Forget files that were removed: a power cut must not bring back what no record will name any more."""
-        sync_file_system(self._entry.files)
-        with self.database:
-            self.database.executemany("DELETE FROM file WHERE path = ?", [(path,) for path in paths])
+        self.flush()
+        self._write("DELETE FROM file WHERE path = ?", [(path,) for path in paths])
 
     def complete(self, now: float) -> None:
         """Declare the entry complete, last of all."""
-        files, size = _totals(self.database)
-        with self.database:
-            self.database.execute("UPDATE header SET completed_at = ?, files = ?, bytes = ?", (now, files, size))
+        # First of all, since they give the room that this may need.
         self._entry.reserve.unlink(missing_ok=True)
         shutil.rmtree(self._entry.parts, ignore_errors=True)
+        self.flush()
+        files, size = _totals(self.database)
+        self._write("UPDATE header SET completed_at = ?, files = ?, bytes = ?", [(now, files, size)])
 
-    def _insert(self, rows: list[Recorded]) -> None:
+    def flush(self) -> None:
+        """Make all that was written to the entry durable, and learn of it when the disk could not do that."""
+        assert self._disk is not None, "what has not been reopened is not written to"
+        sync_file_system(self._disk, self._entry.files)
+
+    def _set_aside(self) -> None:
+        with open(self._entry.reserve, "wb") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, RESERVE)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                self._entry.reserve.unlink()
+
+    def _write(self, statement: str, rows: Collection[Sequence[object]]) -> None:
+        """In one transaction; on a full disk the reserve is given up for it."""
+        try:
+            self._execute(statement, rows)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                raise
+            self._entry.reserve.unlink(missing_ok=True)
+            self._execute(statement, rows)
+
+    def _execute(self, statement: str, rows: Collection[Sequence[object]]) -> None:
         with self.database:
-            self.database.executemany("INSERT OR REPLACE INTO file VALUES (?, ?, ?, ?, ?, ?)", rows)
+            self.database.executemany(statement, rows)
+
+
+def looks_right(file: Recorded, folder: str) -> bool:
+    """Whether the file below ``folder`` has the size and the time that it was given when it was written."""
+    try:
+        info = os.lstat(f"{folder}/{file.path}")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return stat.S_ISREG(info.st_mode) and (info.st_size, info.st_mtime_ns) == (file.size, file.mtime_ns)
 
 
 @contextmanager
 def recording(entry: Entry) -> Iterator[None]:
-    """Turn the database's errors into ours."""
+    """Turn the errors of the database, and of the disk that it is on, into ours."""
     try:
         yield
+    except OSError as error:
+        if error.errno in FULL:
+            message = f"{entry.folder}: no room for the record of what is there"
+            raise NoRoomForRecord(message, "free some space on that disk") from error
+        raise as_ours(error, str(entry.folder)) from error
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code not in _OURS:
@@ -230,19 +301,18 @@ def select(database: sqlite3.Connection, what: str, paths: Iterable[str]) -> Ite
     waiting = iter(paths)
     while some := tuple(islice(waiting, ASKED_AT_ONCE)):
         marks = ", ".join("?" * len(some))
-        yield from database.execute(f"SELECT {what} WHERE path IN ({marks})", some)
+        yield from database.execute(f"SELECT {what} WHERE path IN ({marks})", some).fetchall()
 
 
-def sync_file_system(folder: Path) -> None:
-    """Make everything written to the file system of ``folder`` durable; far cheaper than one fsync per small file."""
+def sync_file_system(descriptor: int, folder: Path) -> None:
+    """Make everything written to the file system of ``folder`` durable; far cheaper than one fsync per small file.
+
+    The system tells of a failed write only to descriptors that were open by then.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if libc.syncfs(fd):
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), str(folder))
-    finally:
-        os.close(fd)
+    if libc.syncfs(descriptor):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(folder))
 
 
 def _open(entry: Entry, header: Header) -> sqlite3.Connection:
@@ -302,6 +372,19 @@ def _header(database: sqlite3.Connection) -> Header:
         files, size = _totals(database)
         return replace(header, files=files, bytes=size)
     return replace(header, completed_at=float(completed_at), files=int(files), bytes=int(size))
+
+
+def _believed(row: tuple[Any, ...]) -> Recorded:
+    file = Recorded(*row)
+    if not all(map(isinstance, file, (str, str, int, str, int, str))):
+        raise RecordLost(f"the record of {file.path!r} makes no sense")
+    return file
+
+
+def _is_empty(folder: Path) -> bool:
+    with suppress(FileNotFoundError), os.scandir(folder) as found:
+        return next(found, None) is None
+    return True
 
 
 def _totals(database: sqlite3.Connection) -> tuple[int, int]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 
 from runner.core.diff import Odd
-from runner.dataset.task import Opening
+from runner.dataset.wire import Opens
 from runner.errors import DataError
 from runner.storage.api import ObjectInfo, ObjectStore
 from runner.storage.retrying import OnRetry, ignore_retry
@@ -39,7 +39,7 @@ class Source:
     exclude: tuple[str, ...] = ()
     verify: bool = False
     extract: str = "auto"
-    opening: Opening | None = None
+    opening: Opens | None = None
     patience: float = 60.0
     on_retry: OnRetry = ignore_retry
 
@@ -64,17 +64,26 @@ class LeftOut:
 NOTHING_LEFT_OUT = LeftOut()
 
 
-def objects_of(source: Source) -> Iterator[ObjectInfo]:
-    """Everything below the prefix taken as a folder; if there is nothing, the one object of exactly that key."""
+def never() -> bool:
+    """For those who do not stop."""
+    return False
+
+
+def objects_of(source: Source, stops: Callable[[], bool] = never) -> Iterator[ObjectInfo]:
+    """Everything below the prefix taken as a folder; if there is nothing, the one object of exactly that key.
+
+    Ends early once it ``stops``.
+    """
     folder = source.prefix.rstrip("/")
     below = folder + "/" if folder else ""
     empty = True
-    for info in source.store.list(below):
+    for info in takewhile(lambda _: not stops(), source.store.list(below)):
         empty = empty and info.key == below
         yield info
     if empty and folder == source.prefix != "":
         # Also a prefix of much else, perhaps; but the key itself comes first wherever listings are sorted.
-        yield from islice((info for info in source.store.list(folder) if info.key == folder), 1)
+        beside = takewhile(lambda _: not stops(), source.store.list(folder))
+        yield from islice((info for info in beside if info.key == folder), 1)
 
 
 def nothing_error(source: Source, unselected: int, left_out: LeftOut) -> DataError:

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Literal, Protocol
+from typing import Literal
 
 from runner.clock import Clock
 from runner.core.diff import Wanted, flaw
-from runner.dataset.compare import Comparison, Lister, ListingEnded, Page
+from runner.dataset.compare import Comparison
+from runner.dataset.crew import ENDING
 from runner.dataset.fetch import Places, SyncStopped
-from runner.dataset.listing import Amount, Listing, Need, Todo
+from runner.dataset.leftovers import paths_below
+from runner.dataset.listing import PAGE, Lister, ListingEnded, Page
 from runner.dataset.pace import Every, Rate
-from runner.dataset.record import Entry, Record, sync_file_system
+from runner.dataset.record import Entry, Record
+from runner.dataset.room import Room
 from runner.dataset.source import NOTHING_LEFT_OUT, LeftOut, Source, nothing_error
-from runner.dataset.task import Check, Checked, Failure, Outcome, Recorded, Task
+from runner.dataset.task import Check, Checked, Failure, Outcome, Recorded, Task, as_exception
 from runner.dataset.teams import Answer, Teams
-from runner.errors import AccessDenied, CloudrunError, DiskFull
+from runner.dataset.worklist import Amount, Todo, Worklist
+from runner.errors import AccessDenied, CloudrunError, DataError, DiskFull
 from runner.storage.local import free_bytes, no_room
 
 BATCH_FILES = 2000
@@ -80,18 +87,6 @@ Report = Callable[[SyncProgress], None]
 """Called from the thread that syncs, a few times per second at most."""
 
 
-class Room(Protocol):
-    """The room that a cache has for one entry."""
-
-    def fits(self, need: Need) -> bool:
-        """Whether there was so much when the sync began. Cheap; evicts nothing."""
-        ...
-
-    def make(self, need: Need) -> None:
-        """Evict others if that helps; raise DiskFull, with nothing evicted, if it would not."""
-        ...
-
-
 class _FirstFailure(Exception):
     """A task has failed: nothing more is handed out."""
 
@@ -108,7 +103,7 @@ class Sync:
         source: Source,
         entry: Entry,
         record: Record,
-        listing: Listing,
+        worklist: Worklist,
         room: Room,
         *,
         clock: Clock,
@@ -120,14 +115,14 @@ class Sync:
         self._source = source
         self._entry = entry
         self._record = record
-        self._listing = listing
+        self._worklist = worklist
         self._room = room
         self._clock = clock
         self._report = report
         self._stop = stop
         self._tick = min(TICK, commit_every)
         self._inbox = SimpleQueue[Page | ListingEnded | Answer]()
-        self._comparison = Comparison(source, entry, record, listing)
+        self._comparison = Comparison(source, entry, record, worklist)
         self._places = Places(entry.files)
         self._batch = Batch(record, clock, commit_every)
         self._said = Every(clock, REPORT_EVERY)
@@ -162,13 +157,17 @@ class Sync:
         try:
             self._take_course()
         except _FirstFailure:
-            pass
+            # What takes long goes on from where it was, the next time.
+            self._teams.drop()
         except BaseException:
             self._teams.drop()
             raise
         finally:
-            self._teams.close()
-            lister.close()
+            until = time.monotonic() + ENDING
+            self._teams.end()
+            lister.end()
+            self._teams.join(until)
+            lister.join(until)
             self._keep_what_came()
         self._raise_if_stopped()
         if self._failures:
@@ -180,20 +179,21 @@ class Sync:
             self._turn()
         self._settle()
         self._bring_the_rest()
-        if self._listing.waiting(Todo.BLOCKED):
+        if self._worklist.waiting(Todo.BLOCKED):
             # A file that came before the listing was complete may stand where, as it turned out, a folder is needed.
             self._batch.commit()
             self._remove_gone()
-            self._listing.unblock()
+            self._worklist.unblock()
             self._bring_the_rest()
 
     def _settle(self) -> None:
         """The listing is complete: refuse what makes no sense, remove what has gone, make room for the rest."""
-        self._comparison.leave_out(self._listing.leave_out_contended())
-        if not self._listing.count():
-            raise nothing_error(self._source, self._comparison.unselected, self._comparison.left_out)
-        self._comparison.to_fetch = self._handed + self._listing.still_to_fetch()
+        self._comparison.leave_out(self._worklist.leave_out_contended())
+        if not self._worklist.count():
+            raise self._nothing()
+        self._comparison.to_fetch = self._handed + self._worklist.still_to_fetch()
         self._remove_gone()
+        self._remove_strangers()
         self._comparison.remove_useless_parts()
         if not self._room.fits(self._comparison.need):
             while self._teams.flying:
@@ -222,13 +222,13 @@ class Sync:
         self._hand_out()
 
     def _finish(self) -> None:
-        missing = [path for path in self._listing.folders() if not (self._entry.files / path).is_dir()]
-        if missing or self._record.header().completed_at is None:
+        if self._record.header().completed_at is None:
             self._change()
-        for path in missing:
-            self._places.make(f"{self._entry.files}/{path}")
+        for path in self._worklist.folders():
+            if not (self._entry.files / path).is_dir():
+                self._change()
+                self._places.make(f"{self._entry.files}/{path}")
         if self._changing:
-            sync_file_system(self._entry.files)
             self._record.complete(self._clock.now())
 
     # What comes in
@@ -236,7 +236,8 @@ class Sync:
     def _messages(self) -> Iterator[Page | ListingEnded | Answer]:
         with suppress(Empty):
             yield self._inbox.get(timeout=self._tick)
-            while True:
+            # No more than there are now: each page that is taken makes room for another.
+            for _ in range(self._inbox.qsize()):
                 yield self._inbox.get_nowait()
 
     def _take(self, message: Page | ListingEnded | Answer) -> None:
@@ -262,8 +263,11 @@ class Sync:
             case Checked(wanted, sound):
                 self._checked += 1
                 if not sound:
-                    self._listing.put_back(wanted)
+                    self._worklist.put_back(wanted)
                     self._comparison.to_fetch += Amount(1, wanted.size)
+            case Failure(error=SyncStopped()):
+                # It was we who wanted that, and for another reason.
+                pass
             case Failure():
                 self._failures.append(outcome)
 
@@ -280,19 +284,22 @@ class Sync:
     def _hand_out(self) -> None:
         if not self._may_hand_out():
             return
-        if self._teams.lack_workers and self._listing.waiting(Todo.SMALL) > MANY:
+        if self._teams.lack_workers and self._worklist.waiting(Todo.SMALL) > MANY:
             self._teams.call_workers()
         for todo in (Todo.CHECK, Todo.BIG, Todo.SMALL):
-            free = self._teams.free(todo) if self._listing.waiting(todo) else 0
-            items = self._listing.take(todo, free) if free else []
+            free = self._teams.free(todo) if self._worklist.waiting(todo) else 0
+            items = self._worklist.take(todo, free) if free else []
             if items:
                 self._teams.hand(todo, self._tasks(todo, items))
 
     def _may_hand_out(self) -> bool:
-        """A short listing is looked at as a whole first. Of a long one the files come meanwhile, as long as there is
-        room without evicting anything: whether that would help is known only at its end.
+        """A short listing is looked at as a whole first. Of a long one the files come meanwhile, unless something is in
+        question that only its end tells: whose a name is, and whether evicting others would make room enough.
         """
-        return self._settled or (self._pages > 1 and not self._listed and self._room.fits(self._comparison.need))
+        if self._settled or self._listed or self._pages <= 1:
+            return self._settled
+        clear = self._record.names_all and not self._worklist.folds
+        return clear and self._room.fits(self._comparison.need)
 
     def _tasks(self, todo: Todo, items: list[Wanted]) -> list[Task]:
         if todo is Todo.CHECK:
@@ -309,12 +316,43 @@ class Sync:
             self._changing = True
 
     def _remove_gone(self) -> None:
-        for paths in self._listing.gone():
+        for paths in self._worklist.gone():
+            self._raise_if_stopped()
             self._change()
             for path in paths:
-                if not flaw(path) and not self._listing.is_place_of_another(path):
+                if not flaw(path) and not self._worklist.is_place_of_another(path):
                     self._places.remove(path)
             self._record.remove(paths)
+
+    def _remove_strangers(self) -> None:
+        """Files that a process which died has put into their places and not on record: they may have gone since."""
+        if self._record.names_all:
+            return
+        self._change()
+        paths = paths_below(self._entry.files)
+        while some := list(islice(paths, PAGE)):
+            self._raise_if_stopped()
+            for path in self._worklist.strangers([path for path in some if not path.endswith("/")]):
+                self._places.remove(path)
+            for path in some:
+                if path.endswith("/"):
+                    self._places.remove_empty(path)
+
+    def _nothing(self) -> DataError:
+        """What to say of a source without files. The store is asked for what is near; a stop does not wait for it."""
+        answer = Future[DataError]()
+        comparison = self._comparison
+
+        def ask() -> None:
+            try:
+                answer.set_result(nothing_error(self._source, comparison.unselected, comparison.left_out))
+            except BaseException as error:  # noqa: BLE001 - a thread's edge: the error becomes a value
+                answer.set_exception(as_exception(error))
+
+        threading.Thread(target=ask, name="look around", daemon=True).start()
+        while not wait([answer], self._tick).done:
+            self._raise_if_stopped()
+        return answer.result()
 
     def _progress(self) -> SyncProgress:
         comparison, moved = self._comparison, self._teams.meter.total()

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from runner.core.diff import Wanted
-from runner.errors import CloudrunError
-from runner.storage.api import ObjectStore
-from runner.storage.retrying import Retry
-
-Opening = Callable[[Retry], ObjectStore]
-"""How to open a store; can be sent to another process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +54,6 @@ class Failure:
 Outcome = Recorded | Checked | Failure
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What a worker has to know: how to open the store, for how many seconds to try again, where files go."""
-
-    opening: Opening
-    patience: float
-    files: Path
-    parts: Path
-    threads: int
-
-
-@dataclass(frozen=True, slots=True)
-class Retrying:
-    """The store failed; the next try comes in ``wait`` seconds."""
-
-    operation: str
-    error: CloudrunError
-    wait: float
-
-
-Message = list[Outcome] | Retrying
-"""What a worker sends."""
+def as_exception(error: BaseException) -> Exception:
+    """The error as a value that another thread can raise: what is more than an exception must not end that one."""
+    return error if isinstance(error, Exception) else RuntimeError(repr(error))

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from runner.dataset.crew import Crew, Post
 from runner.dataset.fetch import Fetcher
 from runner.dataset.fleet import THREADS, Fleet, processes_here
-from runner.dataset.listing import Todo
 from runner.dataset.record import Entry
 from runner.dataset.source import Source
-from runner.dataset.task import Outcome, Recorded, Start, Task
+from runner.dataset.task import Outcome, Recorded, Task
+from runner.dataset.wire import Start
+from runner.dataset.worklist import Todo
 
 
 class Team:
@@ -49,24 +50,29 @@ class Teams:
         self._fetcher = Fetcher(source.store, entry.files, entry.parts, lambda: stop.is_set() or self._dropped.is_set())
         self._crew: Team | None = None
         self._fleet: Team | None = None
+        self._workers_can_open = source.opening is not None
         self.meter = self._fetcher.meter
 
     @property
     def flying(self) -> int:
         """Tasks that nobody has answered."""
-        return sum(team.flying for team in (self._crew, self._fleet) if team)
+        return sum(team.flying for team in self._teams())
 
     @property
     def lack_workers(self) -> bool:
         """True where worker processes could open the source and do not run yet."""
-        return self._source.opening is not None and self._fleet is None
+        return self._workers_can_open and self._fleet is None
 
     def call_workers(self) -> None:
         """Start the worker processes: they take over the small files."""
         source, entry = self._source, self._entry
         assert source.opening
         start = Start(source.opening, source.patience, entry.files, entry.parts, THREADS)
-        self._fleet = Team(lambda post: Fleet(start, processes_here(), post, source.on_retry), self._post)
+        try:
+            self._fleet = Team(lambda post: Fleet(start, processes_here(), post, source.on_retry), self._post)
+        except (OSError, RuntimeError):
+            # No memory, process, thread or descriptor is left for them: our own threads do the same, more slowly.
+            self._workers_can_open = False
 
     def free(self, todo: Todo) -> int:
         """How many tasks of this kind to hand out now."""
@@ -87,11 +93,21 @@ class Teams:
         """Nobody waits for the outcomes any more: end what takes long."""
         self._dropped.set()
 
-    def close(self) -> None:
-        """Wait until all have ended; what they began has been posted by then."""
-        for team in (self._fleet, self._crew):
-            if team:
-                team.hands.close()
+    def end(self) -> None:
+        """Begin nothing more."""
+        for team in self._teams():
+            team.hands.end()
+
+    def join(self, until: float) -> None:
+        """Wait until all have ended, but not beyond ``until``, by the monotonic clock. What they began has been posted
+        by then; what has not ended is abandoned, and puts no file into its place any more.
+        """
+        for team in self._teams():
+            team.hands.join(until)
+        self._fetcher.shut()
+
+    def _teams(self) -> list[Team]:
+        return [team for team in (self._fleet, self._crew) if team]
 
     def _for(self, todo: Todo) -> Team:
         if self._fleet and todo is Todo.SMALL:

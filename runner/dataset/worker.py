@@ -1,8 +1,8 @@
 """A process that brings small files: one Python process is bound by its interpreter lock long before the network is.
 
-``python -m runner.dataset.worker``: pickled values come by standard input, a :class:`Start`, then groups of tasks;
-outcomes and news of retries go out by standard output. The end of the input ends the process, and so does its
-parent's death. Credentials come by the pipe, never by the arguments or the environment.
+``python -m runner.dataset.worker DESCRIPTOR``: pickled values come by standard input, a :class:`Start`, then groups of
+tasks; outcomes and news of retries go out by the descriptor, which nothing else knows of. The end of the input ends the
+process, and so does its parent's death. Credentials come by the pipe, never by the arguments or the environment.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-from runner.dataset.crew import Crew
+from runner.dataset.crew import ENDING, Crew
 from runner.dataset.fetch import Fetcher
-from runner.dataset.task import Failure, Message, Retrying, Start
+from runner.dataset.task import Failure
+from runner.dataset.wire import Message, Retrying, Start, encode
 from runner.errors import CloudrunError
 from runner.storage.retrying import Retry
 
@@ -51,7 +53,8 @@ class Worker:
                 crew.hand(group, together=len(group))
         finally:
             self._quits.set()
-            crew.close()
+            crew.end()
+            crew.join(time.monotonic() + ENDING)
 
     def _fetcher(self, start: Start) -> Fetcher:
         retry = Retry(start.patience, on_retry=self._tell, stop=self._quits)
@@ -70,28 +73,15 @@ class Worker:
             self._outgoing.flush()
 
 
-def encode(message: Message) -> bytes:
-    """The pickled message. An error that cannot be sent is told in words."""
-    try:
-        return pickle.dumps(message)
-    except Exception:  # noqa: BLE001 - pickle raises whatever an object's own methods do
-        assert isinstance(message, list)
-        return pickle.dumps([_in_words(one) if isinstance(one, Failure) else one for one in message])
-
-
-def _in_words(failure: Failure) -> Failure:
-    return Failure(failure.key, RuntimeError(f"{type(failure.error).__name__}: {failure.error}"))
-
-
 def main() -> None:
     # A terminal's Ctrl-C reaches the whole group; it is our parent who decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    outgoing = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    # What a library prints must not get between the messages.
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    Worker(sys.stdin.buffer, outgoing).run()
+    outgoing = int(sys.argv[1])
+    os.set_inheritable(outgoing, False)
+    with os.fdopen(outgoing, "wb") as pipe:
+        Worker(sys.stdin.buffer, pipe).run()
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class Preparation:
         placed = []
         for target, source in session.sources:
             dataset: Dataset = session.cache.sync(source, report=session.progress, stop=session.leaving)
-            self._in_use.enter_context(session.cache.use(dataset))
+            self._in_use.enter_context(session.cache.use(dataset, stop=session.leaving))
             placed.append((target, dataset.path))
         return placed
 

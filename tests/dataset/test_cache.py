@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from runner.dataset.cache import DataCache, entry_name
+from runner.dataset.fetch import SyncStopped
 from runner.dataset.record import Entry, Header, Record
 from runner.dataset.source import Source
 from runner.dataset.sync import Dataset
@@ -137,7 +139,7 @@ def test_the_least_recently_used_goes_first(root: Path) -> None:
     cache = DataCache(root, limit=350 * KIB)
     fill(cache, "a", "b", "c")
     assert cache.make_room(50 * KIB) == 0
-    assert cache.make_room(200 * KIB) == 200 * KIB
+    assert 200 * KIB <= cache.make_room(200 * KIB) < 300 * KIB
     assert names(cache) == ["c"]
 
 
@@ -145,7 +147,7 @@ def test_room_is_made_as_far_as_possible(root: Path) -> None:
     cache = DataCache(root, limit=350 * KIB)
     a, _b = fill(cache, "a", "b")
     with held_by_another_process(root, a):
-        assert cache.make_room(1 << 40) == 100 * KIB
+        assert 100 * KIB <= cache.make_room(1 << 40) < 200 * KIB
         assert names(cache) == ["a"]
 
 
@@ -171,8 +173,15 @@ def test_incomplete_entries_are_evicted_too(root: Path) -> None:
     with Record(Entry(dataset.path.parent), Header("")) as record:
         record.reopen()
     cache.sync(source("b", 200 * KIB))
-    assert cache.make_room(250 * KIB) == 200 * KIB
+    assert cache.make_room(250 * KIB) >= 200 * KIB
     assert names(cache) == []
+
+
+def test_what_is_there_already_needs_no_room(root: Path) -> None:
+    fill(DataCache(root), "a", "b")
+    cache = DataCache(root, limit=50 * KIB)
+    assert cache.sync(source("a")).fetched_files == 0
+    assert names(cache) == ["b", "a"]
 
 
 def test_an_update_may_use_the_room_of_what_it_replaces(root: Path) -> None:
@@ -181,6 +190,68 @@ def test_an_update_may_use_the_room_of_what_it_replaces(root: Path) -> None:
     cache.sync(Source("memory://s", store))
     store.write("file", b"y" * 140 * KIB)
     assert cache.sync(Source("memory://s", store)).bytes == 140 * KIB
+
+
+def test_two_that_are_filled_at_once_stay_within_the_limit(root: Path) -> None:
+    """The second finds that the first is going to need what is free, though it has not come yet."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(MemoryStore):
+        def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
+            begun.set()
+            assert go_on.wait(60)
+            return super().look(key, at_most=at_most)
+
+    cache = DataCache(root, limit=350 * KIB)
+    slow = Source("memory://bucket/slow", Slow(objects={"file": b"x" * 200 * KIB}))
+    filling = threading.Thread(target=cache.sync, args=(slow,))
+    filling.start()
+    assert begun.wait(60)
+    with pytest.raises(DiskFull, match="needs 200 KiB, 150 KiB free within the limit"):
+        DataCache(root, limit=350 * KIB).sync(source("other", 200 * KIB))
+    assert cache.sync(source("small", 100 * KIB)).bytes == 100 * KIB
+    go_on.set()
+    filling.join()
+    assert {entry.source: entry.bytes for entry in cache.entries() if entry.complete} == {
+        "memory://bucket/slow": 200 * KIB,
+        "memory://bucket/small": 100 * KIB,
+    }
+    assert not list(root.rglob("claim"))
+
+
+def test_a_claim_of_a_dead_process_counts_nothing(root: Path) -> None:
+    cache = DataCache(root, limit=350 * KIB)
+    [dataset] = fill(cache, "a")
+    Entry(dataset.path.parent).claim.write_text(str(300 * KIB))
+    assert cache.sync(source("b", 200 * KIB)).bytes == 200 * KIB
+    assert names(cache) == ["a", "b"]
+
+
+def test_what_is_being_brought_up_to_date_is_waited_for(root: Path) -> None:
+    begun, go_on, stop = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(MemoryStore):
+        def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
+            if begun.is_set():
+                assert go_on.wait(60)
+            return super().look(key, at_most=at_most)
+
+    store = Slow(objects={"file": b"old"})
+    cache = DataCache(root)
+    dataset = cache.sync(Source("memory://s", store))
+    store.write("file", b"newer")
+    begun.set()
+    updating = threading.Thread(target=cache.sync, args=(Source("memory://s", store),))
+    updating.start()
+    while Entry(dataset.path.parent).is_complete():
+        time.sleep(0.01)
+    stop.set()
+    with pytest.raises(SyncStopped), cache.use(dataset, stop=stop):
+        pass
+    threading.Timer(0.3, go_on.set).start()
+    with cache.use(dataset) as path:
+        assert (path / "file").read_bytes() == b"newer"
+    updating.join()
 
 
 def test_what_a_dead_process_threw_away_goes(root: Path) -> None:
@@ -231,3 +302,39 @@ def test_a_full_disk_makes_room_by_itself(mount: Callable[[str], Path]) -> None:
         with pytest.raises(DiskFull, match=r"needs 1.8 MiB, .* free on .* missing"):
             cache.sync(source("d", 1800 * KIB))
         assert {entry.source[-1] for entry in cache.entries() if entry.complete} == {"a", "c"}
+
+
+@pytest.mark.root
+def test_what_a_dead_sync_left_is_room(mount: Callable[[str], Path]) -> None:
+    cache = DataCache(mount("size=20m"))
+    [dead] = fill(cache, "dead", size=0)
+    entry = Entry(dead.path.parent)
+    with Record(entry, Header("")) as record:
+        record.reopen()
+    (entry.parts / "x").write_bytes(b"x" * (14 << 20))
+    cache.sync(source("new", 10 << 20))
+    assert names(cache) == ["new"]
+
+
+@pytest.mark.root
+def test_tiny_files_give_back_whole_blocks(mount: Callable[[str], Path]) -> None:
+    cache = DataCache(mount("size=12m"))
+    cache.sync(Source("memory://tiny", MemoryStore(objects={f"{number}": b"v" for number in range(1500)})))
+    cache.sync(source("new", 8 << 20))
+    assert names(cache) == ["new"]
+
+
+@pytest.mark.root
+def test_files_are_room_too(mount: Callable[[str], Path]) -> None:
+    disk = mount("size=20m,nr_inodes=200")
+    cache = DataCache(disk)
+
+    def many(name: str, count: int) -> Source:
+        return Source(f"memory://{name}", MemoryStore(objects={f"{number}": b"v" for number in range(count)}))
+
+    cache.sync(many("a", 100))
+    cache.sync(many("b", 120))
+    assert [entry.source for entry in cache.entries()] == ["memory://b"]
+    with pytest.raises(DiskFull, match="needs 300 files"):
+        cache.sync(many("c", 300))
+    assert [entry.source for entry in cache.entries() if entry.complete] == ["memory://b"]

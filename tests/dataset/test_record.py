@@ -7,8 +7,8 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -97,6 +97,63 @@ def test_a_record_of_another_kind_is_none(entry: Entry, statement: str) -> None:
     assert entry.header() == UNKNOWN
     with Record(entry, HEADER) as record:
         assert record.known(["a"]) == {}
+
+
+def test_only_files_that_no_row_may_name_are_in_doubt(entry: Entry) -> None:
+    with Record(entry, HEADER) as record:
+        assert record.names_all, "there is nothing"
+        record.reopen()
+        (entry.files / "a").touch()
+    with Record(entry, HEADER) as record:
+        assert not record.names_all, "nobody has said that it is complete"
+        record.reopen()
+        record.complete(1.0)
+    with Record(entry, HEADER) as record:
+        assert record.names_all
+    entry.record.write_bytes(b"")
+    with Record(entry, HEADER) as record:
+        assert not record.names_all, "the record was lost"
+
+
+def test_the_disk_is_open_from_before_the_first_file_until_the_end(entry: Entry) -> None:
+    """The system tells of writes that failed only to those who had the file system open by then."""
+
+    def opened() -> int:
+        links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return links.count(entry.files)
+
+    with Record(entry, HEADER) as record:
+        record.reopen()
+        assert opened() == 1
+        record.add([file("a")])
+        record.remove(["a"])
+        record.complete(1.0)
+        record.reopen()
+        assert opened() == 1
+    assert opened() == 0
+
+
+def fill(ballast: Path) -> None:
+    with suppress(OSError), ballast.open("wb", 0) as file:
+        while True:
+            file.write(b"x" * 4096)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("reserved", [True, False])
+def test_a_record_can_be_completed_on_a_full_disk(mount: Callable[[str], Path], reserved: bool) -> None:
+    entry = Entry(mount("size=4m") / "entry")
+    rows = [file(f"{'n' * 200}{number}") for number in range(1000)]
+    with Record(entry, HEADER) as record:
+        record.reopen()
+        (entry.parts / "x").write_bytes(b"x" * (64 << 10))
+        fill(entry.folder / "ballast")
+        if not reserved:
+            record.add(rows[:300])
+            assert not entry.reserve.exists(), "it was given up"
+            fill(entry.folder / "more")
+        record.complete(1.0)
+    assert entry.is_complete()
 
 
 def test_a_record_that_is_being_made_is_none_yet(entry: Entry) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runner.core.diff import Wanted
-from runner.dataset.cache import DataCache
-from runner.dataset.fetch import SyncStopped, part_name
+from runner.dataset.cache import DataCache, entry_name
+from runner.dataset.fetch import SyncStopped
+from runner.dataset.leftovers import part_name
 from runner.dataset.record import Entry
 from runner.dataset.source import Source
 from runner.dataset.sync import SyncProgress
@@ -39,9 +42,9 @@ class Listed(MemoryStore):
                 wait()
             yield info
 
-    def look(self, key: str) -> tuple[bytes, str]:
+    def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
         self.fetched[key].set()
-        return super().look(key)
+        return super().look(key, at_most=at_most)
 
 
 def until_fetched(store: Listed, key: str) -> Callable[[], None]:
@@ -104,6 +107,36 @@ def test_a_stop_while_listing_is_quick(cache: DataCache) -> None:
     store = Listed(PAGES, {"k01200": stop.set})
     with pytest.raises(SyncStopped):
         cache.sync(Source("memory://s", store), stop=stop)
+
+
+def test_a_stop_is_seen_while_pages_keep_coming(cache: DataCache) -> None:
+    stop = threading.Event()
+    listed = 0
+
+    class Fast(MemoryStore):
+        def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+            nonlocal listed
+            for listed in range(300_000):
+                if listed == 5000:
+                    stop.set()
+                yield ObjectInfo(f"{listed:06}", 1, "v", 0.0)
+
+    with pytest.raises(SyncStopped):
+        cache.sync(Source("memory://s", Fast()), stop=stop)
+    assert listed < 100_000
+
+
+def test_while_files_may_be_there_that_no_record_names_none_is_brought(cache: DataCache) -> None:
+    many = {f"k{number:05}": b"%d" % number for number in range(6000)}
+    entry = Entry(cache.sync(Source("memory://s", Listed({"x": b"", "w": b""}))).path.parent)
+    with closing(sqlite3.connect(entry.record)) as database, database:
+        database.execute("UPDATE header SET completed_at = NULL")
+        database.execute("DELETE FROM file WHERE path = 'x'")
+    store = Listed({"x/y": b"", **many})
+    early: list[bool] = []
+    store.before = {"k05999": lambda: early.append(any(store.fetched[key].wait(1) for key in ("x/y", "k00000")))}
+    assert tree(cache.sync(Source("memory://s", store)).path) == {"x/y": b"", **many}
+    assert early == [False]
 
 
 def test_a_file_that_came_too_early_gives_way_to_a_folder(cache: DataCache) -> None:
@@ -219,6 +252,32 @@ def test_parts_of_what_nobody_wants_any_more_go(cache: DataCache) -> None:
     assert tree(cache.sync(Source("memory://s", store)).path) == {key: store.read(key) for key in ("big", "other")}
 
 
+def test_a_part_without_a_note_is_begun_again_and_let_alone(cache: DataCache, tmp_path: Path) -> None:
+    settled = threading.Event()
+
+    class Slow(Listed):
+        def download(self, key: str, target: Path, **more: Any) -> None:
+            MemoryStore.download(self, key, target, **more)
+            begun.set()
+            assert settled.wait(60)
+
+    begun = threading.Event()
+    objects = {"a-big": b"x" * (2 << 20), **PAGES}
+    store = Slow(objects)
+    store.before = {"k02400": lambda: begun.wait(60)}
+    source = Source("memory://s", store)
+    entry = Entry(tmp_path / "cache/data" / entry_name(source))
+    big = next(store.list())
+    entry.parts.mkdir(parents=True)
+    (entry.parts / part_name(Wanted("a-big", "a-big", big.size, big.version))).write_bytes(b"half")
+
+    def report(progress: SyncProgress) -> None:
+        if progress.complete:
+            settled.set()
+
+    assert tree(cache.sync(source, report=report).path) == objects
+
+
 def test_the_name_of_a_part_tells_versions_apart() -> None:
     names = {part_name(Wanted("p", key, 1, version)) for key in ("a", "b") for version in ("1", "2")}
     assert len(names) == 4
@@ -228,7 +287,7 @@ def test_the_name_of_a_part_tells_versions_apart() -> None:
 # A million keys
 
 MILLION = """
-import resource, sys, time
+import re, sys, time
 from pathlib import Path
 from runner.dataset.cache import DataCache
 from runner.dataset.source import Source
@@ -239,14 +298,15 @@ class Endless(MemoryStore):
     def list(self, prefix=""):
         for number in range(int(sys.argv[2])):
             yield ObjectInfo(f"train/{number % 1000:04}/image-{number:012}.jpeg", 4, f"{number:032x}", 0.0)
-    def look(self, key):
+    def look(self, key, *, at_most=None):
         return b"data", f"{int(key[-17:-5]):032x}"
 
 source = Source("memory://s", Endless(), "train", include=tuple(sys.argv[3:]))
 for _ in range(2):
     started = time.monotonic()
     dataset = DataCache(Path(sys.argv[1])).sync(source)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    # Not what getrusage says: that counts what the parent had before this program began.
+    peak = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10
     print(dataset.files, dataset.fetched_files, peak, f"{time.monotonic() - started:.1f}", flush=True)
 """
 

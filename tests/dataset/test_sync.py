@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import groupby
@@ -20,12 +20,12 @@ import pytest
 from crc32c import crc32c
 
 from runner.dataset.cache import DataCache, entry_name
-from runner.dataset.fetch import SyncStopped
+from runner.dataset.fetch import MADE_AT_MOST, Places, SyncStopped
 from runner.dataset.record import Entry, Header
 from runner.dataset.source import Source
 from runner.dataset.sync import Dataset, SyncProgress
 from runner.errors import AccessDenied, DataError, DiskFull, NotYetError, ObjectChanged, ObjectMissing, StoreUnreachable
-from runner.storage.api import ObjectStore, OnBytes, ignore_bytes
+from runner.storage.api import ObjectInfo, ObjectStore, OnBytes, ignore_bytes
 from runner.storage.folder import FolderStore
 from runner.storage.memory import Fault, MemoryStore
 
@@ -38,10 +38,10 @@ class Counting(FolderStore):
         self.downloads: list[str] = []
         self.before = before
 
-    def look(self, key: str) -> tuple[bytes, str]:
+    def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
         self.downloads.append(key)
         self.before(key)
-        return super().look(key)
+        return super().look(key, at_most=at_most)
 
 
 @pytest.fixture
@@ -283,6 +283,66 @@ def test_a_record_cannot_remove_files_elsewhere(cache: DataCache, store: Countin
     assert len(rows_of(dataset)) == 21
 
 
+@pytest.mark.parametrize(
+    ("statement", "values"),
+    [
+        ("INSERT INTO file VALUES (x'2e2e2f', 'k', 1, 'v', 1, 'c')", ()),
+        ("UPDATE file SET path = CAST(x'ff' AS TEXT) WHERE path = 'labels.csv'", ()),
+        ("UPDATE file SET size = 'much' WHERE path = 'labels.csv'", ()),
+        ("DROP TABLE file", ()),
+        ("ALTER TABLE file DROP COLUMN crc32c", ()),
+    ],
+)
+def test_a_record_of_nonsense_costs_time_not_truth(
+    cache: DataCache, store: Counting, origin: Path, statement: str, values: tuple[object, ...]
+) -> None:
+    dataset = cache.sync(source_of(store))
+    change_record(dataset, statement, *values)
+    assert cache.sync(source_of(store)).fetched_files == 21
+    assert tree(dataset.path) == tree(origin / "train")
+    assert cache.sync(source_of(store)).fetched_files == 0
+
+
+@pytest.mark.parametrize(("gone", "new"), [("a", "other"), ("a", "a/1/2"), ("d/e/x", "d"), ("d/e/x", "d/e")])
+def test_what_came_and_is_not_on_record_goes_with_its_object(cache: DataCache, gone: str, new: str) -> None:
+    """What a process leaves that is killed between putting a file into its place and recording it."""
+    store = MemoryStore(objects={gone: b"old", "kept": b""}, url="memory://s")
+    dataset = cache.sync(source_of(store, ""))
+    change_record(dataset, "DELETE FROM file WHERE path = ?", gone)
+    change_record(dataset, "UPDATE header SET completed_at = NULL")
+    store.delete([gone])
+    store.write(new, b"new")
+    assert tree(cache.sync(source_of(store, "")).path) == {new: b"new", "kept": b""}
+
+
+def test_a_folder_that_was_made_for_what_never_came_is_not_in_the_way(cache: DataCache) -> None:
+    dataset = cache.sync(source_of(MemoryStore(objects={"kept": b""}, url="memory://s"), ""))
+    change_record(dataset, "UPDATE header SET completed_at = NULL")
+    (dataset.path / "d/e").mkdir(parents=True)
+    store = MemoryStore(objects={"kept": b"", "d": b"file"}, url="memory://s")
+    assert tree(cache.sync(source_of(store, "")).path) == {"kept": b"", "d": b"file"}
+
+
+def test_what_a_lost_record_named_goes_with_its_object(cache: DataCache, store: Counting, origin: Path) -> None:
+    dataset = cache.sync(source_of(store))
+    (dataset.path.parent / "record.db").write_bytes(b"rubbish" * 1000)
+    (origin / "train/labels.csv").unlink()
+    assert tree(cache.sync(source_of(store)).path) == tree(origin / "train")
+
+
+@pytest.mark.parametrize("name", ["files", "parts"])
+def test_a_link_in_place_of_a_folder_is_refused(cache: DataCache, store: Counting, tmp_path: Path, name: str) -> None:
+    entry = Entry(tmp_path / "cache/data" / entry_name(source_of(store)))
+    outside = tmp_path / "outside"
+    write(outside / "precious", b"1")
+    entry.folder.mkdir(parents=True)
+    (entry.folder / name).symlink_to(outside)
+    with pytest.raises(DataError, match="symbolic link") as caught:
+        cache.sync(source_of(store))
+    assert "remove the link" in caught.value.hint
+    assert tree(outside) == {"precious": b"1"}
+
+
 def test_records_of_earlier_versions_are_swept(cache: DataCache, store: Counting) -> None:
     dataset = cache.sync(source_of(store))
     for old in ("manifest.json", "progress.jsonl"):
@@ -483,6 +543,21 @@ def test_an_object_that_changes_on_the_way_is_listed_again(cache: DataCache, ori
     assert cache.sync(source_of(FolderStore(origin))).fetched_files == 0
 
 
+def test_an_object_that_is_replaced_by_a_large_one_comes_in_pieces(cache: DataCache, origin: Path) -> None:
+    asked: list[int | None] = []
+
+    class Growing(FolderStore):
+        def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
+            asked.append(at_most)
+            write(origin / "new", b"x" * (3 << 20))
+            (origin / "new").rename(origin / key)
+            return super().look(key, at_most=at_most)
+
+    dataset = cache.sync(source_of(Growing(origin), "train/labels.csv"))
+    assert tree(dataset.path) == {"labels.csv": b"x" * (3 << 20)}
+    assert asked == [1 << 20]
+
+
 def test_an_object_that_never_rests_is_an_error(cache: DataCache, origin: Path) -> None:
     def change(key: str) -> None:
         if key == "train/labels.csv":
@@ -506,8 +581,8 @@ def test_an_object_that_vanishes_is_an_error(cache: DataCache, origin: Path) -> 
 @pytest.mark.parametrize("size", [5, 2 << 20])
 def test_a_short_download_is_noticed(cache: DataCache, size: int) -> None:
     class Short(MemoryStore):
-        def look(self, key: str) -> tuple[bytes, str]:
-            data, version = super().look(key)
+        def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
+            data, version = super().look(key, at_most=at_most)
             return data[:3], version
 
         def download(self, key: str, target: Path, **more: Any) -> None:
@@ -552,7 +627,7 @@ def test_several_errors_are_one(cache: DataCache) -> None:
 
 def test_faults_of_ours_come_through_as_they_are(cache: DataCache) -> None:
     class Buggy(MemoryStore):
-        def look(self, key: str) -> tuple[bytes, str]:
+        def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -593,15 +668,159 @@ def test_a_stop_ends_a_large_download_in_the_middle(cache: DataCache, tmp_path: 
     assert not list((tmp_path / "cache").rglob("parts/*"))
 
 
+class Silent(MemoryStore):
+    """Does not answer an operation below a prefix until it is told to; says when it is asked."""
+
+    def __init__(self, operation: str, prefix: str, asked: Callable[[], object]) -> None:
+        super().__init__(objects={"p/a": b"1", "p/b": b"2"}, url="memory://s")
+        self.operation = operation
+        self.prefix = prefix
+        self.asked = asked
+        self.answer = threading.Event()
+
+    def wait(self, operation: str, key: str) -> None:
+        if operation == self.operation and key.startswith(self.prefix):
+            self.asked()
+            assert self.answer.wait(60)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        self.wait("list", prefix)
+        yield from super().list(prefix)
+
+    def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
+        self.wait("look", key)
+        return super().look(key, at_most=at_most)
+
+
+@pytest.mark.parametrize(
+    ("operation", "key"),
+    [("list", "p/"), ("look", ""), ("look", "p/b")],
+)
+def test_a_stop_does_not_wait_for_a_store_that_is_silent(
+    cache: DataCache, tmp_path: Path, operation: str, key: str
+) -> None:
+    stop = threading.Event()
+    store = Silent(operation, key, stop.set)
+    before = set(threading.enumerate())
+    with pytest.raises(SyncStopped):
+        cache.sync(source_of(store, "p"), stop=stop)
+    late = set(threading.enumerate()) - before
+    there = tree(tmp_path / "cache")
+    store.answer.set()
+    for thread in late:
+        thread.join(60)
+    assert tree(tmp_path / "cache") == there, "what comes too late changes nothing"
+    assert tree(cache.sync(source_of(store, "p")).path) == {"a": b"1", "b": b"2"}
+
+
+def test_a_stop_does_not_wait_for_a_look_at_what_is_near(cache: DataCache) -> None:
+    stop, answer = threading.Event(), threading.Event()
+
+    class Empty(MemoryStore):
+        def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+            if prefix == "":
+                stop.set()
+                assert answer.wait(60)
+            return iter(())
+
+    with pytest.raises(SyncStopped):
+        cache.sync(source_of(Empty(), "p"), stop=stop)
+    answer.set()
+
+
+def test_a_stop_ends_the_search_for_a_single_object(cache: DataCache) -> None:
+    stop = threading.Event()
+
+    class Endless(MemoryStore):
+        def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+            if prefix == "tra":
+                while True:
+                    yield ObjectInfo("train/x", 1, "v", 0.0)
+                    stop.set()
+
+    before = set(threading.enumerate())
+    with pytest.raises(SyncStopped):
+        cache.sync(source_of(Endless(), "tra"), stop=stop)
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_stop_ends_the_removal_of_what_has_gone(cache: DataCache) -> None:
+    stop = threading.Event()
+    store = MemoryStore(objects={f"{number:04}": b"" for number in range(5000)}, url="memory://s")
+    dataset = cache.sync(source_of(store, ""))
+    store.delete([f"{number:04}" for number in range(4999)])
+
+    def stop_at_the_first() -> None:
+        while (dataset.path / "0000").exists():
+            time.sleep(0.001)
+        stop.set()
+
+    watching = threading.Thread(target=stop_at_the_first)
+    watching.start()
+    with pytest.raises(SyncStopped):
+        cache.sync(source_of(store, ""), stop=stop)
+    watching.join()
+    assert 1000 < len(tree(dataset.path)) < 5000
+    assert tree(cache.sync(source_of(store, "")).path) == {"4999": b""}
+
+
+def test_a_failure_does_not_wait_for_what_takes_long(cache: DataCache) -> None:
+    class Slow(MemoryStore):
+        ended_by: BaseException | None = None
+
+        def download(self, key: str, target: Path, *, on_bytes: OnBytes = ignore_bytes, **more: Any) -> None:
+            try:
+                for _ in range(600):
+                    time.sleep(0.1)
+                    on_bytes(0)
+            except BaseException as error:
+                self.ended_by = error
+                raise
+
+        def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
+            raise AccessDenied("no")
+
+    store = Slow(objects={"big": b"x" * (17 << 20), "small": b"1"})
+    with pytest.raises(AccessDenied, match=r"could not bring small: no$"):
+        cache.sync(Source("memory://", store))
+    assert isinstance(store.ended_by, SyncStopped)
+
+
+def test_few_of_many_folders_are_kept_in_mind(tmp_path: Path) -> None:
+    places = Places(tmp_path / "files")
+    for number in range(MADE_AT_MOST + 10):
+        places.make(f"{tmp_path}/files/{number}")
+    assert len(list((tmp_path / "files").iterdir())) == MADE_AT_MOST + 10
+    assert len(places._made) == 10, "memory that would grow with the dataset"
+
+
+class Panic(BaseException):
+    """What a library written in another language raises."""
+
+
+def test_what_is_more_than_an_exception_ends_the_sync_too(cache: DataCache) -> None:
+    class Reading(MemoryStore):
+        def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
+            raise Panic("oh")
+
+    class Listing(MemoryStore):
+        def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+            raise Panic("oh")
+
+    for store in (Reading(objects={"k": b""}), Listing()):
+        with pytest.raises(RuntimeError, match=r"Panic\('oh'\)"):
+            cache.sync(Source("memory://", store))
+
+
 def test_a_listener_that_raises_ends_the_sync_and_keeps_what_came(cache: DataCache, store: Counting) -> None:
     def interrupt(progress: SyncProgress) -> None:
         if progress.phase == "copying":
             raise KeyboardInterrupt
 
-    threads = threading.active_count()
+    before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
         cache.sync(source_of(store), workers=1, report=interrupt)
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= before
     fetched = len(store.downloads)
     assert cache.sync(source_of(store)).fetched_files in (21 - fetched, 22 - fetched)
 
@@ -616,11 +835,11 @@ from runner.dataset.source import Source
 from runner.storage.folder import FolderStore
 
 class Slow(FolderStore):
-    def look(self, key):
+    def look(self, key, *, at_most=None):
         time.sleep(float(sys.argv[3]))
         with open(sys.argv[4], "a") as log:
             log.write(key + "\\n")
-        return super().look(key)
+        return super().look(key, at_most=at_most)
 
 def say(progress):
     print(progress.phase, flush=True)
@@ -761,6 +980,44 @@ def fill_disk(ballast: Path) -> None:
     with suppress(OSError), ballast.open("wb", 0) as file:
         while True:
             file.write(b"x" * 4096)
+
+
+@pytest.mark.root
+def test_a_full_disk_needs_no_room_for_no_work(mount: Callable[[str], Path]) -> None:
+    disk = mount("size=40m")
+    fill_disk(disk / "ballast")
+    os.truncate(disk / "ballast", 39 << 20)
+    assert DataCache(disk).sync(big(100, 1)).fetched_files == 100
+    fill_disk(disk / "more")
+    os.truncate(disk / "more", max(0, (disk / "more").stat().st_size - (200 << 10)))
+    assert DataCache(disk).sync(big(100, 1)).fetched_files == 0
+
+
+@pytest.mark.root
+def test_room_for_the_listing_is_made(mount: Callable[[str], Path]) -> None:
+    disk = mount("size=40m")
+    cache = DataCache(disk)
+    cache.sync(big(1, 8 << 20, "memory://old"))
+    cache.sync(big(3000, 1, "memory://s"))
+    fill_disk(disk / "ballast")
+    assert cache.sync(big(3000, 1, "memory://s")).fetched_files == 0
+    assert [entry.source for entry in cache.entries()] == ["memory://s"]
+    fill_disk(disk / "more")
+    with pytest.raises(DiskFull) as caught:
+        cache.sync(big(3000, 1, "memory://s"))
+    assert "free some space" in caught.value.hint
+    assert cache.entries()[0].complete
+
+
+@pytest.mark.root
+def test_a_source_that_shrinks_gives_room_on_a_full_disk(mount: Callable[[str], Path]) -> None:
+    disk = mount("size=40m")
+    store = MemoryStore(objects={"a": b"x" * (8 << 20), "b": b"1"}, url="memory://s")
+    DataCache(disk).sync(source_of(store, ""))
+    fill_disk(disk / "ballast")
+    os.truncate(disk / "ballast", (disk / "ballast").stat().st_size - (120 << 10))
+    store.delete(["a"])
+    assert tree(DataCache(disk).sync(source_of(store, "")).path) == {"b": b"1"}
 
 
 @pytest.mark.root

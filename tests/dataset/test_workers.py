@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -21,8 +23,8 @@ from runner.dataset.cache import DataCache
 from runner.dataset.fetch import SyncStopped
 from runner.dataset.fleet import Fleet
 from runner.dataset.source import Source
-from runner.dataset.task import Failure, Outcome, Recorded, Start
-from runner.dataset.worker import encode
+from runner.dataset.task import Failure, Outcome, Recorded
+from runner.dataset.wire import Start, encode
 from runner.errors import AccessDenied, CloudrunError, ObjectMissing, StoreUnreachable
 from runner.storage.api import OnBytes, ignore_bytes
 from runner.storage.folder import FolderStore
@@ -38,9 +40,9 @@ class Own(FolderStore):
         super().__init__(root)
         self.fetched: list[str] = []
 
-    def look(self, key: str) -> tuple[bytes, str]:
+    def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
         self.fetched.append(key)
-        return super().look(key)
+        return super().look(key, at_most=at_most)
 
     def download(
         self,
@@ -157,23 +159,50 @@ from runner.storage.folder import FolderStore
 from runner.storage.retrying import RetryingStore
 
 class Slow(FolderStore):
-    def look(self, key):
+    def look(self, key, *, at_most=None):
         (Path(os.environ["LOG"]) / str(os.getpid())).touch()
         time.sleep(float(os.environ["DELAY"]))
-        return super().look(key)
+        return super().look(key, at_most=at_most)
 
 class Shaky(FolderStore):
     failed = False
-    def look(self, key):
+    def look(self, key, *, at_most=None):
         if not Shaky.failed:
             Shaky.failed = True
             raise StoreUnreachable("shaky")
-        return super().look(key)
+        return super().look(key, at_most=at_most)
 
 class Noisy(FolderStore):
-    def look(self, key):
+    def look(self, key, *, at_most=None):
         print("noise")
         raise ZeroDivisionError(key)
+
+class Two(Exception):
+    def __init__(self, first, second):
+        super().__init__(first)
+
+class Unreadable(FolderStore):
+    def look(self, key, *, at_most=None):
+        raise Two("odd", key)
+
+class Babbling(FolderStore):
+    def look(self, key, *, at_most=None):
+        import sys
+        os.write(int(sys.argv[1]), b"nonsense, and not pickled")
+        time.sleep(300)
+
+class Panicking(FolderStore):
+    def look(self, key, *, at_most=None):
+        raise SystemExit("oh")
+
+def unreadable(retry):
+    return RetryingStore(Unreadable(Path(os.environ["ORIGIN"])), retry)
+
+def babbling(retry):
+    return RetryingStore(Babbling(Path(os.environ["ORIGIN"])), retry)
+
+def panicking(retry):
+    return RetryingStore(Panicking(Path(os.environ["ORIGIN"])), retry)
 
 def slow(retry):
     return RetryingStore(Slow(Path(os.environ["ORIGIN"])), retry)
@@ -262,6 +291,85 @@ def test_our_own_faults_come_through(start: Callable[[str], Start], origin: Path
     assert isinstance(failure.error, ZeroDivisionError)
 
 
+@pytest.mark.parametrize(("name", "words"), [("unreadable", "Two: odd"), ("panicking", "SystemExit('oh')")])
+def test_errors_that_cannot_be_sent_are_told_in_words(
+    start: Callable[[str], Start], origin: Path, name: str, words: str
+) -> None:
+    posted: Posted = SimpleQueue()
+    fleet = Fleet(start(name), 1, posted.put, ignore_retry)
+    fleet.hand(wanted(origin, 1))
+    [failure] = posted.get(timeout=60)
+    fleet.close()
+    assert isinstance(failure, Failure)
+    assert isinstance(failure.error, RuntimeError)
+    assert str(failure.error) == words
+
+
+def test_an_answer_that_nobody_can_read_is_an_error_and_ends_the_worker(
+    start: Callable[[str], Start], origin: Path
+) -> None:
+    posted: Posted = SimpleQueue()
+    before = children()
+    fleet = Fleet(start("babbling"), 1, posted.put, ignore_retry)
+    fleet.hand(wanted(origin, 1))
+    [failure] = posted.get(timeout=60)
+    assert isinstance(failure, Failure)
+    assert "cannot be read" in str(failure.error)
+    assert children() == before
+    fleet.close()
+
+
+def test_what_is_printed_before_the_worker_begins_is_no_answer(
+    start: Callable[[str], Start], stores: str, origin: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "modules/sitecustomize.py").write_text("print('good morning', flush=True)\n")
+    posted: Posted = SimpleQueue()
+    fleet = Fleet(start("slow"), 1, posted.put, ignore_retry)
+    fleet.hand(wanted(origin, 1))
+    assert isinstance(posted.get(timeout=60)[0], Recorded)
+    fleet.close()
+
+
+def test_a_worker_that_hangs_holds_up_nobody(start: Callable[[str], Start], origin: Path, tmp_path: Path) -> None:
+    posted: Posted = SimpleQueue()
+    before = children()
+    fleet = Fleet(start("slow"), 1, posted.put, ignore_retry)
+    fleet.hand(wanted(origin, 1))
+    assert isinstance(posted.get(timeout=60)[0], Recorded)
+    [log] = (tmp_path / "log").iterdir()
+    os.kill(int(log.name), signal.SIGSTOP)
+    for _ in range(20):
+        fleet.hand(wanted(origin, SMALL))
+    fleet.close()
+    assert children() == before
+
+
+def test_workers_that_cannot_be_started_leave_none_behind(start: Callable[[str], Start], tmp_path: Path) -> None:
+    """With room for the descriptors of one worker, not of two."""
+    beginning = start("slow")
+    before, limits = children(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as held:
+        fillers = [held.enter_context(open(os.devnull)) for _ in range(64)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (fillers[-1].fileno() + 1 + 7, limits[1]))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                Fleet(beginning, 2, SimpleQueue[list[Outcome]]().put, ignore_retry)
+            assert children() == before
+            Fleet(beginning, 1, SimpleQueue[list[Outcome]]().put, ignore_retry).close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert children() == before
+
+
+def test_without_workers_our_own_threads_bring_the_files(
+    cache: DataCache, origin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent")
+    store = Own(origin)
+    assert tree(cache.sync(Source(store.url, store, opening=opening(origin))).path) == tree(origin)
+    assert len(store.fetched) == SMALL
+
+
 def test_a_store_that_cannot_be_opened_says_why(start: Callable[[str], Start], origin: Path) -> None:
     posted: Posted = SimpleQueue()
     fleet = Fleet(start("closed"), 1, posted.put, ignore_retry)
@@ -344,7 +452,9 @@ def test_credentials_are_neither_arguments_nor_environment(
         line.split("=", 1) for line in Path(f"/proc/{log.name}/environ").read_text().split("\0") if "=" in line
     )
     fleet.close()
-    assert arguments[1:] == [b"-P", b"-m", b"runner.dataset.worker", b""]
+    assert arguments[1:4] == [b"-P", b"-m", b"runner.dataset.worker"]
+    assert arguments[4].isdigit()
+    assert arguments[5:] == [b""]
     assert environment.keys() <= os.environ.keys()
 
 
