@@ -66,7 +66,7 @@ class StoreBusy(StoreUnreachable):
 
 
 class ClockSkewed(StoreUnreachable):
-    """The clocks of this machine and of the store differ too much for signatures. A clock that is being set comes right."""
+    """Machine and store differ too much about the time for signatures. A clock that is being set comes right."""
 
 
 class AccessDenied(StoreError):
