@@ -86,7 +86,7 @@ def _final(asked: Asked, status: int, code: str, said: str) -> CloudrunError:
     """Errors that the same request would meet again."""
     if code in NO_BUCKET:
         return StoreError(f"{asked.bucket} does not exist", "check the bucket's name, region and endpoint")
-    if code in NO_KEY or (status == 404 and asked.key and asked.operation in ("read", "delete")):
+    if code in NO_KEY or (status == 404 and asked.key):
         return ObjectMissing(f"{asked.what} does not exist")
     if status == 412 or code == "PreconditionFailed":
         return ObjectChanged(f"{asked.what} is not the version that was asked for")

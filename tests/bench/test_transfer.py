@@ -30,6 +30,7 @@ def bench(*arguments: str, scratch: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("server", ["nginx", "seaweedfs"])
 def test_every_client_does_every_task(scratch: Path, server: str) -> None:
     if server == "nginx" and not shutil.which("nginx", path="/usr/sbin:/usr/bin"):

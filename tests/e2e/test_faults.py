@@ -37,7 +37,7 @@ def test_while_the_store_is_away_this_machine_answers_for_itself(
     }
     shown = machine.run("logs", "job")
     assert "step 5/5" in shown.stdout
-    assert shown.stderr.count("the store does not answer") == (away == "no folder"), "a word of it, once"
+    assert shown.stderr.count("the store cannot be asked") == (away == "no folder"), "a word of it, once"
     assert "job: succeeded" in machine.run("status").stdout
     refused = machine.run("submit", str(spec))
     assert refused.returncode == 69, "an empty mount point is no new job"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,10 @@ class Server:
         )
 
     def make_bucket(self, name: str, *, versioning: bool = False) -> None:
+        """One that is there already is left as it is: two tests of a module may ask for theirs, one after the other."""
         client = self.client()
-        client.create_bucket(Bucket=name)
+        with suppress(client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists):
+            client.create_bucket(Bucket=name)
         if versioning:
             client.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
 

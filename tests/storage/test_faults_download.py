@@ -98,7 +98,7 @@ def test_a_download_goes_on_where_the_process_before_died(seaweedfs: Server, tru
     ):
         for number in range(4):
             target, note, deaths = tmp_path / f"{number}", tmp_path / "note", 0
-            while deaths < 40:
+            while deaths < 300:
                 try:
                     store.download("large", target, version=version, note=note)
                     break

@@ -78,7 +78,7 @@ def test_an_upload_goes_on_where_the_process_before_died(seaweedfs: Server, tmp_
         for number in range(2):
             source.write_bytes(content(seed, number, IN_PARTS))
             deaths = 0
-            while deaths < 30:
+            while deaths < 300:
                 try:
                     store.upload(source, f"{number}", note=note)
                     break

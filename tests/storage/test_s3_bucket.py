@@ -283,7 +283,7 @@ def test_a_wrong_secret_is_told_with_what_to_do(seaweedfs: Server, key: str) -> 
     for request in requests:
         with pytest.raises(AccessDenied) as caught:
             request()
-        assert "check key and secret" in caught.value.hint
+        assert "check key, secret and session token" in caught.value.hint
         assert "wrong-secret" not in f"{caught.value}{caught.value.hint}"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import obstore
 
-from runner.errors import ObjectChanged, ObjectExists, ObjectMissing, StoreUnreachable
+from runner.errors import ObjectChanged, ObjectExists, ObjectMissing, StoreError, StoreUnreachable
 from runner.storage.access import Access
 from runner.storage.api import ObjectInfo
 from runner.storage.bucket import Answer, Buffer, Page, Part, Proof, Unfinished, Whole
@@ -96,6 +96,10 @@ class S3Bucket:
             if only_new:
                 raise ObjectExists(f"{self.url}/{key} exists already") from None
             raise
+        except ObjectMissing:
+            if replacing is None:
+                raise self._no_bucket() from None
+            raise
         self._check_arrived(key, data, tag)
         return ObjectInfo(key, len(data), tag, time.time())
 
@@ -124,9 +128,17 @@ class S3Bucket:
         if self.proof(key, tag) is not None:
             raise StoreUnreachable(f"{self.url}/{key}: what arrived in the store is not what was sent")
 
+    def _no_bucket(self) -> StoreError:
+        """For a new object nothing can be missing but the place that it goes to."""
+        return StoreError(f"{self.url} does not exist", "check the bucket's name, region and endpoint")
+
     def begin(self, key: str) -> str:
+        try:
+            with self._connection.asking("write", key):
+                begun = self._connection.client.create_multipart_upload(**self._target, **self._encrypted, Key=key)
+        except ObjectMissing:
+            raise self._no_bucket() from None
         with self._connection.asking("write", key):
-            begun = self._connection.client.create_multipart_upload(**self._target, **self._encrypted, Key=key)
             return str(needed(self._connection.asked("write", key), begun, "UploadId"))
 
     def put_part(self, key: str, upload: str, number: int, data: Buffer) -> Part:
