@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 from runner.storage.api import ObjectInfo, ObjectStore, OnBytes, Sink, ignore_bytes
+from runner.storage.passing import PassingStore
 from runner.storage.retrying import Retry, write_surely
 from runner.supervisor.lease import LeaseKeeper
 
 _Result = TypeVar("_Result")
 
 
-class FencedStore:
-    """An :class:`ObjectStore` that asks the lease before each try of what commits or deletes.
+class FencedStore(PassingStore):
+    """A store that asks the lease before each try of what commits or deletes.
 
     ``quick`` is the same store with little patience, so that nothing is written long after the lease was asked;
     ``retry`` is the patience for it all. Files that only wait for their commit do no harm: they go through ``store``
@@ -22,30 +23,10 @@ class FencedStore:
     """
 
     def __init__(self, store: ObjectStore, quick: ObjectStore, lease: LeaseKeeper, retry: Retry) -> None:
-        self._store = store
+        super().__init__(store)
         self._quick = quick
         self._lease = lease
         self._retry = retry
-
-    @property
-    def url(self) -> str:
-        return self._store.url
-
-    @property
-    def exclusive(self) -> bool:
-        return self._store.exclusive
-
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        return self._store.list(prefix)
-
-    def folders(self, prefix: str = "") -> Iterator[str]:
-        return self._store.folders(prefix)
-
-    def read(self, key: str) -> bytes:
-        return self._store.read(key)
-
-    def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
-        return self._store.look(key, at_most=at_most)
 
     def write(self, key: str, data: bytes, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
         def write() -> ObjectInfo:
@@ -55,18 +36,7 @@ class FencedStore:
         if not only_new and replacing is None:
             return self._retry("write", write)
         # Here and not only below: what was written before the quick one lost its patience is ours as well.
-        return write_surely(self._retry, self._store, key, data, write)
-
-    def download(
-        self,
-        key: str,
-        target: Path,
-        *,
-        version: str | None = None,
-        on_bytes: OnBytes = ignore_bytes,
-        note: Path | None = None,
-    ) -> None:
-        self._store.download(key, target, version=version, on_bytes=on_bytes, note=note)
+        return write_surely(self._retry, self.inner, key, data, write)
 
     def upload(
         self,
@@ -78,11 +48,11 @@ class FencedStore:
         note: Path | None = None,
     ) -> ObjectInfo:
         self._lease.check_not_lost()
-        return self._store.upload(source, key, on_bytes=on_bytes, sink=sink, note=note)
+        return super().upload(source, key, on_bytes=on_bytes, sink=sink, note=note)
 
     def copy(self, source: str, key: str, *, version: str | None = None) -> ObjectInfo:
         self._lease.check_not_lost()
-        return self._store.copy(source, key, version=version)
+        return super().copy(source, key, version=version)
 
     def delete(self, keys: Iterable[str]) -> None:
         doomed = tuple(keys)

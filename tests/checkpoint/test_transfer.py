@@ -31,7 +31,7 @@ from runner.errors import CorruptData, ObjectExists, ObjectMissing, SourceChange
 from runner.storage.api import ObjectInfo, ObjectStore
 from runner.storage.folder import FolderStore
 from runner.storage.memory import Fault, MemoryStore
-from tests.storage.passing import PassingStore
+from runner.storage.passing import PassingStore
 
 Put = Callable[[str, bytes | dict[str, bytes]], Path]
 
