@@ -47,13 +47,16 @@ class TransferNote:
             write_atomically(self._path, _line({**self._about, **more}))
 
     def add(self, piece: Mapping[str, Any]) -> None:
-        # Not made anew: pieces without a beginning say nothing.
-        with suppress(OSError), open(self._path, "r+b", 0) as file:
-            file.seek(0, os.SEEK_END)
+        # Appended by the system, since several threads add; not made anew: pieces without a beginning say nothing.
+        with suppress(OSError), open(self._path, "ab", 0, opener=_existing) as file:
             file.write(_line(piece))
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)
+
+
+def _existing(path: str, flags: int) -> int:
+    return os.open(path, flags & ~os.O_CREAT)
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
