@@ -19,11 +19,12 @@ from runner.errors import ExitCode
 from runner.files import is_locked
 from runner.report.console import narrate
 from runner.spec import SpecInvalid, load_spec, not_yet, unmet_needs
+from runner.storage.api import find
 from runner.supervisor.history import stored_runs
 from runner.supervisor.inbox import Inbox
 from runner.supervisor.lease_body import read_body
 from runner.supervisor.output import Console, Secrets
-from runner.supervisor.recovery import choose_run, is_there
+from runner.supervisor.recovery import choose_run
 from runner.wiring import Job, open_job, read_supervisor, run_job
 
 
@@ -68,7 +69,7 @@ class Submission:
         lines += [f"data        {data.source} -> {data.target or '.'}" for data in spec.data]
         newest = max(stored, key=age, default=None)
         begin = f"step {newest.step} ({newest.id})" if newest else "the first step"
-        done = is_there(job.store, job.keys.done(run))
+        done = find(job.store, job.keys.done(run)) is not None
         lines.append(f"begins at   {'nothing: this run is finished' if done else begin}")
         lease = read_body(job.store, job.keys.lease())
         return [*lines, *([f"stands by   {lease.host} runs this job now"] if lease and not lease.released else [])]

@@ -18,7 +18,7 @@ from runner.core.diff import Wanted, folders_above
 from runner.dataset.leftovers import note_name, part_name
 from runner.dataset.task import Check, Checked, Recorded, Task
 from runner.errors import CloudrunError, DataError, ExitCode, ObjectChanged, ObjectMissing
-from runner.storage.api import ObjectStore
+from runner.storage.api import ObjectStore, find
 from runner.storage.local import translating, write_all
 
 READ_AT_ONCE = 256 << 10
@@ -273,7 +273,7 @@ class Fetcher:
             self._places.publish(part, item.path)
 
     def _listed_again(self, item: Wanted) -> Wanted:
-        now = next((info for info in self._store.list(item.key) if info.key == item.key), None)
+        now = find(self._store, item.key)
         if now is None:
             raise ObjectMissing(f"{item.key} has vanished from {self._store.url}", "run again when it is at rest")
         return item._replace(size=now.size, version=now.version)

@@ -178,3 +178,8 @@ class ObjectStore(Protocol):
         ``before``: their writers are dead, and some stores charge for what has arrived.
         """
         ...
+
+
+def find(store: ObjectStore, key: str) -> ObjectInfo | None:
+    """The object of exactly this key, as a listing tells of it; None when there is none."""
+    return next((info for info in store.list(key) if info.key == key), None)

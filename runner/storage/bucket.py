@@ -7,10 +7,14 @@ store trustworthy and fast (retries, parallel ranges and parts, resuming, verifi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal, Protocol
+
+from crc32c import crc32c
 
 from runner.storage.api import ObjectInfo
 
@@ -36,6 +40,15 @@ class Proof:
 
     kind: Literal["md5", "crc32c"]
     digest: str
+
+    def fits(self, pieces: Iterable[Buffer]) -> bool:
+        """Whether this is the digest of all the pieces, one after the other."""
+        if self.kind == "crc32c":
+            return f"{reduce(lambda so_far, piece: crc32c(piece, so_far), pieces, 0):08x}" == self.digest
+        md5 = hashlib.md5(usedforsecurity=False)
+        for piece in pieces:
+            md5.update(piece)
+        return md5.hexdigest() == self.digest
 
 
 @dataclass(frozen=True, slots=True)

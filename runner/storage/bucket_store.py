@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -10,9 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
-
-from crc32c import crc32c
 
 from runner.errors import (
     CloudrunError,
@@ -23,9 +19,10 @@ from runner.errors import (
     StoreUnreachable,
 )
 from runner.storage.api import ObjectInfo, OnBytes, Sink, check_folder, check_key, check_prefix, ignore_bytes
-from runner.storage.bucket import Bucket, Page, Proof
+from runner.storage.bucket import Bucket, Page
 from runner.storage.buffers import Buffers
-from runner.storage.download import Download, Requests
+from runner.storage.download import Download
+from runner.storage.requests import Requests
 from runner.storage.retrying import Retry, write_surely
 from runner.storage.throttle import Throttle
 from runner.storage.upload import Upload
@@ -38,7 +35,6 @@ BUFFERS = 8
 
 DELETED_AT_ONCE = 1000
 PROBE = ".cloudrun-probe-"
-_Result = TypeVar("_Result")
 
 
 class BucketStore:
@@ -47,9 +43,7 @@ class BucketStore:
     def __init__(self, bucket: Bucket, prefix: str, retry: Retry, *, at_once: int | None = None) -> None:
         self._bucket = bucket
         self._prefix = prefix
-        self._retry = retry
-        self._throttle = Throttle(at_once or AT_ONCE)
-        self._requests = Requests(bucket, retry, self._throttle, Buffers(BUFFERS))
+        self._requests = Requests(bucket, retry, Throttle(at_once or AT_ONCE), Buffers(BUFFERS))
         self._probing = threading.Lock()
         self._exclusive: bool | None = None
 
@@ -81,14 +75,14 @@ class BucketStore:
 
     def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
         whole = self._whole(key)
-        return self._try("read", lambda: self._look(whole, at_most))
+        return self._requests.send("read", lambda: self._look(whole, at_most))
 
     def write(self, key: str, data: bytes, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
         whole = self._whole(key)
         if only_new or replacing is not None:
             info = self._write_if(key, data, only_new=only_new, replacing=replacing)
         else:
-            info = self._try("write", lambda: self._bucket.put(whole, data))
+            info = self._requests.send("write", lambda: self._bucket.put(whole, data))
         return replace(info, key=key)
 
     def download(
@@ -105,7 +99,7 @@ class BucketStore:
             download.run(version)
         else:
             # Any version will do, so one that was replaced meanwhile is no news for the caller.
-            self._retry("download", lambda: download.run(None), _has_changed)
+            self._requests.retry("download", lambda: download.run(None), _has_changed)
 
     def upload(
         self,
@@ -126,19 +120,19 @@ class BucketStore:
             found = self._bucket.head(there)
             return self._bucket.copy(there, whole, version=version or found.version, size=found.size)
 
-        return replace(self._try("copy", copy), key=key)
+        return replace(self._requests.send("copy", copy), key=key)
 
     def delete(self, keys: Iterable[str]) -> None:
         doomed = (self._whole(key) for key in keys)
         while batch := tuple(dict.fromkeys(islice(doomed, DELETED_AT_ONCE))):
-            self._try("delete", lambda batch=batch: self._bucket.delete(batch))  # type: ignore[misc]
+            self._requests.send("delete", lambda batch=batch: self._bucket.delete(batch))  # type: ignore[misc]
 
     def sweep(self, prefix: str, before: float) -> None:
         check_folder(prefix)
-        left = self._try("sweep", lambda: list(self._bucket.unfinished(self._prefix + prefix)))
+        left = self._requests.send("sweep", lambda: list(self._bucket.unfinished(self._prefix + prefix)))
         for one in left:
             if one.began < before:
-                self._try("sweep", lambda one=one: self._bucket.abort(one.key, one.upload))  # type: ignore[misc]
+                self._requests.send("sweep", lambda one=one: self._bucket.abort(one.key, one.upload))  # type: ignore[misc]
 
     def _whole(self, key: str) -> str:
         """The bucket's key for ours."""
@@ -146,17 +140,10 @@ class BucketStore:
         check_key(self._prefix + key)
         return self._prefix + key
 
-    def _try(self, operation: str, call: Callable[[], _Result]) -> _Result:
-        def with_a_turn() -> _Result:
-            with self._throttle.turn():
-                return call()
-
-        return self._retry(operation, with_a_turn)
-
     def _pages(self, prefix: str, *, delimiter: bool) -> Iterator[Page]:
         token: str | None = None
         while True:
-            page = self._try(
+            page = self._requests.send(
                 "list",
                 lambda token=token: self._bucket.page(self._prefix + prefix, token, delimiter=delimiter),  # type: ignore[misc]
             )
@@ -168,7 +155,7 @@ class BucketStore:
     def _look(self, whole: str, at_most: int | None = None) -> tuple[bytes, str]:
         found = self._bucket.read(whole, at_most)
         proof = found.proof
-        wrong = proof is not None and digest(found.data, proof) != proof.digest
+        wrong = proof is not None and not proof.fits([found.data])
         if wrong and (sure := self._bucket.proof(whole, found.version)) is not None:
             raise StoreUnreachable(f"{self._bucket.url}/{whole}: its bytes do not match its {sure.kind}")
         return found.data, found.version
@@ -179,13 +166,13 @@ class BucketStore:
         whole = self._whole(key)
         if not self.exclusive:
             self._check_first(whole, only_new=only_new, replacing=replacing)
-            return self._try("write", lambda: self._bucket.put(whole, data))
+            return self._requests.send("write", lambda: self._bucket.put(whole, data))
 
         def write() -> ObjectInfo:
-            with self._throttle.turn():
+            with self._requests.throttle.turn():
                 return self._put_if(whole, data, only_new=only_new, replacing=replacing)
 
-        return write_surely(self._retry, self, key, data, write)
+        return write_surely(self._requests.retry, self, key, data, write)
 
     def _put_if(self, whole: str, data: bytes, *, only_new: bool, replacing: str | None) -> ObjectInfo:
         try:
@@ -196,7 +183,7 @@ class BucketStore:
     def _check_first(self, whole: str, *, only_new: bool, replacing: str | None) -> None:
         """Where the store cannot decide: a look beforehand, which two writers may both pass."""
         try:
-            there = self._try("write", lambda: self._bucket.head(whole))
+            there = self._requests.send("write", lambda: self._bucket.head(whole))
         except ObjectMissing:
             if only_new:
                 return
@@ -210,7 +197,7 @@ class BucketStore:
         """Whether the store keeps to conditions: some answer 200 to all and overwrite, some know none."""
         whole = f"{self._prefix}{PROBE}{secrets.token_hex(8)}"
         # What refuses this is no store.
-        first = self._try("probe", lambda: self._bucket.put(whole, b"first"))
+        first = self._requests.send("probe", lambda: self._bucket.put(whole, b"first"))
         try:
             return (
                 self._refuses(whole, only_new=True)
@@ -221,11 +208,13 @@ class BucketStore:
             return False
         finally:
             with suppress(CloudrunError):
-                self._try("probe", lambda: self._bucket.delete([whole]))
+                self._requests.send("probe", lambda: self._bucket.delete([whole]))
 
     def _refuses(self, whole: str, *, only_new: bool = False, replacing: str | None = None) -> bool:
         try:
-            self._try("probe", lambda: self._bucket.put(whole, b"wrong", only_new=only_new, replacing=replacing))
+            self._requests.send(
+                "probe", lambda: self._bucket.put(whole, b"wrong", only_new=only_new, replacing=replacing)
+            )
         except (ObjectChanged, ObjectExists):
             return True
         return False
@@ -233,8 +222,8 @@ class BucketStore:
     def _takes(self, whole: str, replacing: str) -> bool:
         # Asked again after a lost answer, the store refuses what it has taken: the content tells.
         with suppress(ObjectChanged):
-            self._try("probe", lambda: self._bucket.put(whole, b"second", replacing=replacing))
-        return self._try("probe", lambda: self._look(whole))[0] == b"second"
+            self._requests.send("probe", lambda: self._bucket.put(whole, b"second", replacing=replacing))
+        return self._requests.send("probe", lambda: self._look(whole))[0] == b"second"
 
 
 def _other_than(version: str) -> str:
@@ -246,8 +235,3 @@ def _other_than(version: str) -> str:
 def _has_changed(error: BaseException) -> bool:
     """True for the one failure of a download that a new beginning cures; the rest was tried again already."""
     return isinstance(error, ObjectChanged)
-
-
-def digest(data: bytes, proof: Proof) -> str:
-    """The digest of ``data`` of the proof's kind."""
-    return hashlib.md5(data, usedforsecurity=False).hexdigest() if proof.kind == "md5" else f"{crc32c(data):08x}"

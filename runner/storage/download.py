@@ -6,25 +6,20 @@ first answer told, so that bytes of two versions never meet in one file.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
-
-from crc32c import crc32c
 
 from runner.errors import BeyondEnd, CloudrunError, CorruptData, StoreUnreachable
 from runner.storage.api import OnBytes
-from runner.storage.bucket import Answer, Bucket, Proof
-from runner.storage.buffers import Buffers
+from runner.storage.bucket import Answer, Proof
 from runner.storage.local import translating
-from runner.storage.retrying import Retry, worth_retrying
-from runner.storage.throttle import Throttle
+from runner.storage.requests import Requests, raise_first
+from runner.storage.retrying import worth_retrying
 from runner.storage.transfer_note import TransferNote
 
 RANGE = 32 << 20
@@ -38,31 +33,8 @@ WORTH_GOING_ON = 256 << 10
 PROOF_TRIES = 3
 """How often an object is fetched whose bytes do not match its digest: a network does not flip a bit each time."""
 
-_Result = TypeVar("_Result")
 Span = tuple[int, int]
 """First byte, and the one after the last."""
-
-
-@dataclass(frozen=True, slots=True)
-class Requests:
-    """What every request of a store goes through: the bucket, the retry layer, the throttle, the memory."""
-
-    bucket: Bucket
-    retry: Retry
-    throttle: Throttle
-    buffers: Buffers
-
-    def what(self, key: str) -> str:
-        return f"{self.bucket.url}/{key}"
-
-    def sure_proof(self, key: str, version: str) -> Proof | None:
-        """The bucket's, through the retry layer."""
-
-        def ask() -> Proof | None:
-            with self.throttle.turn():
-                return self.bucket.proof(key, version)
-
-        return self.retry("read", ask)
 
 
 class MismatchError(Exception):
@@ -178,9 +150,9 @@ class Download:
             note.remove()
 
     def _prove(self, fd: int, begun: Begun) -> None:
-        if begun.proof is None or digest_of(fd, begun.size, begun.proof) == begun.proof.digest:
+        if begun.proof is None or begun.proof.fits(pieces_of(fd, begun.size)):
             return
-        if self.requests.sure_proof(self.key, begun.version) is None:
+        if self.requests.send("read", lambda: self.requests.bucket.proof(self.key, begun.version)) is None:
             return
         if (note := self._note(begun.version)) is not None:
             note.remove()
@@ -264,14 +236,6 @@ def all_at_once(work: Callable[[], None], times: int, failed: threading.Event) -
         pool.shutdown(wait=True)
 
 
-def raise_first(futures: list[Future[_Result]]) -> None:
-    """Wait for all, or for the first error, and raise that; those that only ended because of it are not it."""
-    wait(futures, return_when=FIRST_EXCEPTION)
-    errors = [error for one in futures if one.done() and (error := one.exception()) is not None]
-    for error in sorted(errors, key=lambda error: isinstance(error, CancelledError)):
-        raise error
-
-
 def write_at(fd: int, data: memoryview, offset: int) -> None:
     """Write every byte; the system may take them in pieces."""
     while data:
@@ -290,14 +254,9 @@ def missing_spans(size: int, done: Iterable[Span]) -> Iterator[Span]:
         at = max(at, after)
 
 
-def digest_of(fd: int, size: int, proof: Proof) -> str:
-    """The digest, of the proof's kind, of the first ``size`` bytes of the file."""
-    md5, crc, at = hashlib.md5(usedforsecurity=False), 0, 0
-    buffer = memoryview(bytearray(min(size, 1 << 20)))
+def pieces_of(fd: int, size: int) -> Iterator[memoryview]:
+    """The first ``size`` bytes of a file, a piece at a time; each is good until the next one is asked for."""
+    buffer, at = memoryview(bytearray(min(size, 1 << 20))), 0
     while at < size and (count := os.preadv(fd, [buffer], at)):
-        if proof.kind == "md5":
-            md5.update(buffer[:count])
-        else:
-            crc = crc32c(buffer[:count], crc)
+        yield buffer[:count]
         at += count
-    return md5.hexdigest() if proof.kind == "md5" else f"{crc:08x}"

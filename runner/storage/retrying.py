@@ -12,7 +12,7 @@ import tenacity
 
 from runner.clock import Clock, SystemClock
 from runner.errors import CloudrunError, ObjectChanged, ObjectExists, SourceChanged
-from runner.storage.api import ObjectInfo, ObjectStore, OnBytes, Sink, ignore_bytes
+from runner.storage.api import ObjectInfo, ObjectStore, OnBytes, Sink, find, ignore_bytes
 
 FIRST_WAIT = 0.5
 """Seconds: the longest wait after the first failure; it doubles with each further one. The wait itself is random."""
@@ -152,10 +152,8 @@ def write_surely(
 
 
 def _ours(store: ObjectStore, key: str, data: bytes) -> ObjectInfo | None:
-    found = [info for info in store.list(key) if info.key == key]
-    if not found or store.look(key) != (data, found[0].version):
-        return None
-    return found[0]
+    found = find(store, key)
+    return found if found is not None and store.look(key) == (data, found.version) else None
 
 
 class RetryingStore:

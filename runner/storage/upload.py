@@ -21,8 +21,8 @@ from crc32c import crc32c
 from runner.errors import AccessDenied, CloudrunError, CredentialsExpired, NotOffered, ObjectMissing, SourceChanged
 from runner.storage.api import ObjectInfo, OnBytes, Sink
 from runner.storage.bucket import PART_LIMIT, Part
-from runner.storage.download import Requests, raise_first
 from runner.storage.local import OpenSource, reading, translating
+from runner.storage.requests import Requests, raise_first
 from runner.storage.transfer_note import TransferNote
 
 PART = 16 << 20
@@ -69,13 +69,7 @@ class Upload:
         # The listener may want to end it all: before anything has happened.
         self.on_bytes(0)
         file.check()
-        requests = self.requests
-
-        def put() -> ObjectInfo:
-            with requests.throttle.turn():
-                return requests.bucket.put(self.key, buffer)
-
-        info = requests.retry("upload", put)
+        info = self.requests.send("upload", lambda: self.requests.bucket.put(self.key, buffer))
         self.on_bytes(file.size)
         return info
 
@@ -131,13 +125,13 @@ class _InParts:
                 raise
             except (ObjectMissing, AccessDenied, NotOffered):
                 pass  # to ask for parts takes a right that sending has no need of
-        upload = self._requests.retry("upload", lambda: self._requests.bucket.begin(self._upload.key))
+        upload = self._requests.send("upload", lambda: self._requests.bucket.begin(self._upload.key))
         if self._note is not None:
             self._note.begin({"upload": upload})
         return upload, {}
 
     def _still_there(self, upload: str, pieces: list[dict[str, Any]]) -> dict[int, tuple[int, Part]]:
-        there = self._requests.retry("upload", lambda: self._requests.bucket.parts(self._upload.key, upload))
+        there = self._requests.send("upload", lambda: self._requests.bucket.parts(self._upload.key, upload))
         parts = {part.number: part for part in there}
         sent = {piece["part"]: piece for piece in pieces}
         return {
@@ -220,12 +214,12 @@ class _InParts:
                     raise
                 return there
 
-        return requests.retry("upload", finish)
+        return requests.send("upload", finish)
 
     def _version_there(self) -> str | None:
         """Of the object that has our key already."""
         try:
-            return self._requests.retry("upload", lambda: self._requests.bucket.head(self._upload.key)).version
+            return self._requests.send("upload", lambda: self._requests.bucket.head(self._upload.key)).version
         except ObjectMissing:
             return None
 

@@ -17,7 +17,7 @@ from runner.core.state import Checkpoint, Rejected, age, place
 from runner.errors import CorruptData, ObjectMissing, StoreError
 from runner.files import write_atomically
 from runner.launch.environment import threads_of_this_machine
-from runner.storage.api import ObjectStore
+from runner.storage.api import find
 from runner.supervisor.history import local_segments, stored_attempts, stored_runs
 from runner.supervisor.lease_body import Note, read_note, write_note
 from runner.supervisor.session import Session
@@ -64,7 +64,7 @@ def recover(session: Session) -> tuple[Ground, Recovered]:
         stored=stored,
         local=local,
         rejected=tuple(Rejected(one.id, one.step, one.reason) for one in told if isinstance(one, Unreadable)),
-        done=is_there(session.store, session.keys.done(run)),
+        done=find(session.store, session.keys.done(run)) is not None,
         trained=note is not None and still_holds(note, (*stored, *local)),
         epoch=epoch,
     )
@@ -107,10 +107,6 @@ def write_spec(session: Session, run: int) -> None:
         if session.store.read(key) == text:
             return
     session.store.write(key, text)
-
-
-def is_there(store: ObjectStore, key: str) -> bool:
-    return any(info.key == key for info in store.list(key))
 
 
 def claim(session: Session, run: int, folder: Path) -> bool:

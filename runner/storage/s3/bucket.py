@@ -90,8 +90,12 @@ class S3Bucket:
         return self._reader.proof(key, version)
 
     def put(self, key: str, data: Buffer, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
+        md5 = md5_of(data)
         try:
-            tag = (self._put_small if len(data) <= SMALL else self._put_large)(key, data, only_new, replacing)
+            if len(data) <= SMALL:
+                tag = self._put_small(key, data, only_new, replacing)
+            else:
+                tag = self._put_large(key, data, md5, only_new, replacing)
         except ObjectChanged:
             if only_new:
                 raise ObjectExists(f"{self.url}/{key} exists already") from None
@@ -100,7 +104,7 @@ class S3Bucket:
             if replacing is None:
                 raise self._no_bucket() from None
             raise
-        self._check_arrived(key, data, tag)
+        self._check_arrived(key, md5, tag)
         return ObjectInfo(key, len(data), tag, time.time())
 
     def _put_small(self, key: str, data: Buffer, only_new: bool, replacing: str | None) -> str:
@@ -111,9 +115,9 @@ class S3Bucket:
             done = obstore.put(self._connection.objects, key, data, mode=mode, use_multipart=False)
             return tag_in(self._connection.asked("write", key), done, "e_tag")
 
-    def _put_large(self, key: str, data: Buffer, only_new: bool, replacing: str | None) -> str:
+    def _put_large(self, key: str, data: Buffer, md5: bytes, only_new: bool, replacing: str | None) -> str:
         """On a slow line this takes longer than obstore waits for an answer."""
-        headers = {"Content-MD5": base64.b64encode(md5_of(data)).decode(), **self._sealing}
+        headers = {"Content-MD5": base64.b64encode(md5).decode(), **self._sealing}
         headers |= {"If-None-Match": "*"} if only_new else {}
         headers |= {"If-Match": f'"{replacing}"'} if replacing is not None else {}
         asked = self._connection.asked("write", key)
@@ -121,9 +125,9 @@ class S3Bucket:
             answer = self._connection.wire.send(asked, "PUT", key=key, headers=headers, body=data, digest=UNSIGNED)
             return tag_in(asked, answer.headers)
 
-    def _check_arrived(self, key: str, data: Buffer, tag: str) -> None:
+    def _check_arrived(self, key: str, md5: bytes, tag: str) -> None:
         """Compare what was sent with what the store says it has: not all of them check the signature of a body."""
-        if not is_md5(tag) or md5_of(data).hex() == tag:
+        if not is_md5(tag) or md5.hex() == tag:
             return
         if self.proof(key, tag) is not None:
             raise StoreUnreachable(f"{self.url}/{key}: what arrived in the store is not what was sent")
