@@ -87,6 +87,7 @@ def _unreadable(checkpoint: str, reason: str) -> Unreadable:
 
 
 def check_sizes(manifest: Manifest, prefix: str, objects: Mapping[str, ObjectInfo]) -> None:
+    """Raise CorruptData unless the store has every file of the manifest, as long as it should be."""
     for file in manifest.files:
         info = objects.get(prefix + file.path)
         if info is None:

@@ -21,7 +21,6 @@ class Twin:
     blake3: str
 
 
-@dataclass(frozen=True, slots=True)
 class Twins:
     """The files of ``earlier`` checkpoints, newest first.
 
@@ -29,18 +28,19 @@ class Twins:
     many. So only those are looked at that cost little, that were not written anew, or that did not change last time.
     """
 
-    layout: StoreLayout
-    run: int
-    earlier: Sequence[Manifest]
+    def __init__(self, layout: StoreLayout, run: int, earlier: Sequence[Manifest]) -> None:
+        self._before: dict[str, list[tuple[str, FileEntry]]] = {}
+        for manifest in earlier:
+            prefix = layout.checkpoint_prefix(run, manifest.id)
+            for entry in manifest.files:
+                self._before.setdefault(entry.path, []).append((prefix + entry.path, entry))
 
     def of(self, file: LocalFile) -> Twin | None:
-        before = [entry for manifest in self.earlier for entry in manifest.files if entry.path == file.path]
-        if not before or before[0].size != file.size or not file.size or not self._may_be(file, before):
+        before = self._before.get(file.path)
+        if not before or not file.size:
             return None
-        manifest = next(one for one in self.earlier if before[0] in one.files)
-        return Twin(self.layout.checkpoint_prefix(self.run, manifest.id) + file.path, before[0].blake3)
-
-    def _may_be(self, file: LocalFile, before: list[FileEntry]) -> bool:
-        untouched = file.mtime_ns == before[0].mtime_ns
-        steady = len(before) > 1 and before[0].blake3 == before[1].blake3
-        return file.size <= CHEAP_TO_READ or untouched or steady
+        key, newest = before[0]
+        untouched = file.mtime_ns == newest.mtime_ns
+        steady = len(before) > 1 and newest.blake3 == before[1][1].blake3
+        may_be = newest.size == file.size and (file.size <= CHEAP_TO_READ or untouched or steady)
+        return Twin(key, newest.blake3) if may_be else None

@@ -19,7 +19,7 @@ from runner.checkpoint.manifest import (
     to_bytes,
 )
 from runner.checkpoint.side_by_side import WORKERS, Halt, listener, side_by_side, unless
-from runner.checkpoint.stored import read_manifest
+from runner.checkpoint.stored import check_sizes, read_manifest
 from runner.checkpoint.twins import Twins
 from runner.checkpoint.upload_notes import UploadNotes
 from runner.errors import (
@@ -87,10 +87,10 @@ def upload(
 
 def _check_arrived(store: ObjectStore, prefix: str, manifest: Manifest) -> None:
     """A look at the store just before the commit: what was sent an hour ago may have been swept meanwhile."""
-    there = {info.key: info.size for info in store.list(prefix)}
-    gone = [file.path for file in manifest.files if there.get(prefix + file.path) != file.size]
-    if gone:
-        raise StoreUnreachable(f"{prefix}{gone[0]} is not in the store any more, although it was sent")
+    try:
+        check_sizes(manifest, prefix, {info.key: info for info in store.list(prefix)})
+    except CorruptData as error:
+        raise StoreUnreachable(f"{error}, although it was sent") from None
 
 
 def _committed_before(store: ObjectStore, layout: StoreLayout, run: int, checkpoint: str, found: Found) -> Manifest:
