@@ -18,7 +18,7 @@ from runner.core.events import Event, LeaseHeld, LeaseLost, LeaseTaken, Noticed,
 from runner.errors import ObjectChanged, ObjectExists, ObjectMissing, StoreError, StoreUnreachable, UsageError
 from runner.storage.api import ObjectStore
 from runner.storage.retrying import Retry
-from runner.supervisor.lease_body import Body, Waiter, parse_body, read_note, sign_note
+from runner.supervisor.lease_body import Body, Waiter, look_at, read_note, sign_note
 
 # Shares of a period. By its own clock a holder has stopped before, by the other's, anybody takes over.
 RENEW, IN_DOUBT, LOST, EXPIRED = 0.25, 0.5, 0.75, 0.85
@@ -72,11 +72,7 @@ class LeasePlace:
     period: float
 
     def look(self) -> tuple[Body, str] | None:
-        try:
-            data, version = self.store.look(self.key)
-        except ObjectMissing:
-            return None
-        return parse_body(data), version
+        return look_at(self.store, self.key)
 
     def write(self, body: Body, replacing: str | None) -> Held | None:
         """Create the lease, or replace that version of it; None when somebody else was quicker."""

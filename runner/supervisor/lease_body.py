@@ -79,12 +79,19 @@ def _body(raw: Mapping[str, Any]) -> Body:
     )
 
 
-def read_body(store: ObjectStore, key: str) -> Body | None:
-    """The lease as it is now; None when there is none."""
+def look_at(store: ObjectStore, key: str) -> tuple[Body, str] | None:
+    """The lease as it is now, and its version; None when there is none."""
     try:
-        return parse_body(store.read(key))
+        data, version = store.look(key)
     except ObjectMissing:
         return None
+    return parse_body(data), version
+
+
+def read_body(store: ObjectStore, key: str) -> Body | None:
+    """The lease as it is now; None when there is none."""
+    looked = look_at(store, key)
+    return looked[0] if looked else None
 
 
 @dataclass(frozen=True, slots=True)
