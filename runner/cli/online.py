@@ -31,12 +31,12 @@ def _find(source: Source) -> None:
         raise nothing_error(source, 0, NOTHING_LEFT_OUT)
 
 
-def _write(spec: JobSpec, environ: Mapping[str, str]) -> None:
-    """Raises where that cannot be; whether the store keeps to conditions is no matter."""
-    assert open_job(spec, environ).store.exclusive in (True, False)
+def _write(spec: JobSpec, environ: Mapping[str, str]) -> bool:
+    """Raises where that cannot be. To prove whether it keeps to conditions, the store is written to."""
+    return open_job(spec, environ).store.exclusive
 
 
-def _asked(spec: JobSpec, key: str, question: Callable[[], None]) -> Iterator[Problem]:
+def _asked(spec: JobSpec, key: str, question: Callable[[], object]) -> Iterator[Problem]:
     try:
         question()
     except CloudrunError as error:
