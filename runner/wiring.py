@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from runner.monitors.files import StopRequests
 from runner.spec import Data, JobSpec, usual_cache_dir
 from runner.storage.access import CREDENTIALS, Access
 from runner.storage.api import ObjectStore
+from runner.storage.folder import FolderStore
 from runner.storage.opening import Opening
 from runner.storage.retrying import Retry
 from runner.supervisor.fence import FencedStore
@@ -92,7 +93,7 @@ def access_of(spec: JobSpec, url: str, environ: Mapping[str, str]) -> Access:
 
 def open_recorded(url: str, told: Mapping[str, Any], environ: Mapping[str, str]) -> ObjectStore:
     """The store of a job that this machine has a record of: see :func:`describe`."""
-    return Opening(url, Access(**told, environ=environ))(Retry(PATIENCE_OF_A_LOOK))
+    return Opening(url, replace(Access(**told), environ=environ))(Retry(PATIENCE_OF_A_LOOK))
 
 
 def open_cache(spec: JobSpec, environ: Mapping[str, str]) -> DataCache:
@@ -116,16 +117,17 @@ def share_of_disk(folder: Path, share: float) -> int:
 def open_source(spec: JobSpec, data: Data, environ: Mapping[str, str], retry: Retry) -> Source:
     """A dataset's source. A folder is a prefix, a file is one object."""
     root, prefix = root_and_prefix(data.source)
-    opening = Opening(root, access_of(spec, root, environ))
+    opening = None if root.startswith("file://") else Opening(root, access_of(spec, root, environ))
     return Source(
         url=data.source,
-        store=opening(retry),
+        # A folder's listing may be long, and to try it again as a whole would mean to hold it as a whole.
+        store=opening(retry) if opening else FolderStore(Path(root.removeprefix("file://"))),
         prefix=prefix,
         include=data.include,
         exclude=data.exclude,
         verify=data.verify,
         extract=data.extract,
-        opening=None if root.startswith("file://") else opening,
+        opening=opening,
         patience=STORE_PATIENCE,
         on_retry=retry.on_retry,
     )
@@ -290,7 +292,7 @@ def describe(job: Job, session: Session) -> dict[str, Any]:
         "store": job.local.store_url,
         "cache": str(job.local.cache_dir),
         "keep": asdict(make_policy(job.spec).keep),
-        "access": {name: value for name, value in asdict(job.opening.access).items() if name != "environ"},
+        "access": asdict(replace(job.opening.access, environ={})),
     }
 
 
