@@ -182,3 +182,20 @@ def test_what_was_swept_before_the_commit_is_not_committed(machine: Machine, tmp
         machine.upload(found, 1)
     machine.upload(found, 1)
     assert machine.restored(1, tmp_path / "restored") == files
+
+
+def test_a_file_of_the_same_size_and_time_that_is_another_one_is_not_done(machine: Machine, tmp_path: Path) -> None:
+    source, notes = tmp_path / "source", UploadNotes(tmp_path / "own-notes")
+    source.write_bytes(b"one")
+    sent = machine.bucket.put("k", b"one")
+    notes.begin(1, "signature", checkpoint_id(1, 1, "abcdef"))
+    notes.note_done("k", source, sent, digest(source))
+    assert notes.done("k", source, sent) == digest(source)
+    assert notes.done("k", source, None) is None
+    assert notes.done("k", source, machine.bucket.put("k", b"two")) is None
+    before = source.stat()
+    other = tmp_path / "other"
+    other.write_bytes(b"two")
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(source)
+    assert notes.done("k", source, sent) is None

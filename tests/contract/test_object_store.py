@@ -479,6 +479,13 @@ def test_a_look_tells_the_version_that_it_saw(store: ObjectStore) -> None:
         store.look("nothing")
 
 
+def test_a_look_refuses_what_has_grown(store: ObjectStore) -> None:
+    info = store.write("k", b"x" * 1000)
+    assert store.look("k", at_most=1000) == (b"x" * 1000, info.version)
+    with pytest.raises(ObjectChanged):
+        store.look("k", at_most=999)
+
+
 def test_a_version_is_replaced_once(store: ObjectStore) -> None:
     first = store.write("k", b"first")
     second = store.write("k", b"second", replacing=first.version)

@@ -6,6 +6,8 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import blake3
@@ -20,7 +22,7 @@ from runner.errors import (
     ObjectMissing,
     StoreUnreachable,
 )
-from runner.storage.bucket import Buffer, Part
+from runner.storage.bucket import Answer, Buffer, Part
 from runner.storage.bucket_store import BUFFERS, BucketStore
 from runner.storage.download import RANGE, missing_spans
 from runner.storage.retrying import Retry
@@ -110,6 +112,29 @@ def test_an_object_replaced_between_two_ranges_is_refused_with_a_version_and_beg
     large(bucket)
     store_of(bucket).download("big", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == newer
+
+
+def test_every_range_asks_for_the_version_of_the_first(tmp_path: Path) -> None:
+    """Where nothing else would tell: the store keeps no digest."""
+
+    class Unproved(MemoryBucket):
+        @contextmanager
+        def get(
+            self, key: str, *, version: str | None = None, start: int = 0, length: int | None = None
+        ) -> Iterator[Answer]:
+            with super().get(key, version=version, start=start, length=length) as answer:
+                yield replace(answer, proof=None)
+
+    bucket = Unproved()
+    large(bucket)
+
+    def change(request: str, _key: str) -> None:
+        if request == "chunk":
+            bucket.objects["job/big"] = (os.urandom(LARGE), '"v2"')
+
+    bucket.hook = change
+    with pytest.raises(ObjectChanged):
+        store_of(bucket).download("big", tmp_path / "copy", version='"v1"')
 
 
 def test_a_download_goes_on_in_another_process(tmp_path: Path) -> None:
