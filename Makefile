@@ -10,8 +10,9 @@ BIN := $(VENV)/bin
 quickstart: $(VENV)/.ok
 	scripts/quickstart
 
+# Three on two cores: the tests wait for servers, leases and trainers more than they compute.
 test: $(VENV)/.ok
-	$(BIN)/pytest -n 2 --dist worksteal -m 'not soak'
+	$(BIN)/pytest -n 3 --dist worksteal -m 'not soak'
 
 lint: $(VENV)/.ok
 	$(BIN)/ruff format --check .
