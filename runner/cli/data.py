@@ -19,7 +19,7 @@ from runner.errors import ExitCode, UsageError
 from runner.spec import JobSpec, SpecInvalid, load_spec, not_yet
 from runner.storage.retrying import Retry
 from runner.units import format_size
-from runner.wiring import STORE_PATIENCE, open_cache, open_cache_of_user, open_source
+from runner.wiring.places import STORE_PATIENCE, open_cache, open_cache_of_user, open_source
 
 
 @click.command(context_settings=HELP, epilog="Example: cloudrun sync job.yaml")

@@ -21,7 +21,8 @@ from runner.spec import SpecInvalid, load_spec
 from runner.storage.api import ObjectStore
 from runner.supervisor.history import journal_lines, local_segments, stored_runs
 from runner.supervisor.recovery import runs_here
-from runner.wiring import make_policy, open_job, open_recorded
+from runner.wiring.places import open_job, open_recorded
+from runner.wiring.supervision import make_policy
 
 T = TypeVar("T")
 

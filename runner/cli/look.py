@@ -22,7 +22,7 @@ from runner.report.status import render, summary
 from runner.storage.api import ObjectStore
 from runner.supervisor.history import local_segments, order, segment_bytes, stored_segments
 from runner.supervisor.lease_body import Body, read_body
-from runner.wiring import read_supervisor
+from runner.wiring.supervision import read_supervisor
 
 WATCH_EVERY = 2.0
 FOLLOW_EVERY = 0.5

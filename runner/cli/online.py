@@ -10,7 +10,7 @@ from runner.dataset.source import NOTHING_LEFT_OUT, Source, nothing_error, objec
 from runner.errors import CloudrunError
 from runner.spec import JobSpec, Problem, problem_at
 from runner.storage.retrying import Retry
-from runner.wiring import PATIENCE_OF_A_LOOK, open_job, open_source
+from runner.wiring.places import PATIENCE_OF_A_LOOK, open_job, open_source
 
 
 def unmet_in_cloud(spec: JobSpec, environ: Mapping[str, str]) -> Iterator[Problem]:

@@ -25,7 +25,8 @@ from runner.supervisor.inbox import Inbox
 from runner.supervisor.lease_body import read_body
 from runner.supervisor.output import Console, Secrets
 from runner.supervisor.recovery import choose_run
-from runner.wiring import Job, open_job, read_supervisor, run_job
+from runner.wiring.places import Job, open_job
+from runner.wiring.supervision import read_supervisor, run_job
 
 
 @dataclass(frozen=True, slots=True)

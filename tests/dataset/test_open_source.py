@@ -6,7 +6,7 @@ from pathlib import Path
 
 from runner.spec import load_spec
 from runner.storage.retrying import Retry
-from runner.wiring import open_source
+from runner.wiring.places import open_source
 
 
 def test_a_folder_is_listed_while_it_is_read(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from runner.core.record import Entry
 from runner.report.console import narrate
 from runner.supervisor.inbox import Inbox
 from runner.supervisor.signals import signals_posted
-from runner.wiring import run_job
+from runner.wiring.supervision import run_job
 
 
 def main(spec: str, seconds: str) -> int:

@@ -29,7 +29,7 @@ from runner.core.record import Line
 from runner.spec import load_spec
 from runner.supervisor.history import journal_lines
 from runner.supervisor.lease_body import Body, read_body
-from runner.wiring import Job, open_job
+from runner.wiring.places import Job, open_job
 from tests.e2e.machine import ROOT, Machine, wait_for
 from tests.e2e.trainers import PRELUDE
 

@@ -14,7 +14,7 @@ from runner.core.events import Event, Noticed, StopRequested, Woke
 from runner.files import locked
 from runner.monitors.api import watch
 from runner.monitors.files import StopRequests, request_stop
-from runner.wiring import take
+from runner.wiring.supervision import take
 from tests.supervisor.sessions import Posted
 
 

@@ -1,0 +1,1 @@
+"""From a job spec to live objects: the only room that knows the concrete classes together."""
