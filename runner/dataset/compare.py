@@ -32,6 +32,7 @@ class Comparison:
         self._block = os.statvfs(entry.folder).f_frsize
         self.objects = 0
         self.unselected = 0
+        self._to_fetch: list[tuple[int, int]] = []
         self.to_check = 0
         self.to_fetch = Amount()
         self.need = Need()
@@ -43,6 +44,8 @@ class Comparison:
         wanted = self._worklist.new(self._sorted_out(page))
         known = self._record.known([item.path for item in wanted])
         self._worklist.add([(item, self._todo(item, known.get(item.path))) for item in wanted])
+        self._count(self._to_fetch)
+        self._to_fetch.clear()
 
     def leave_out(self, odd: Iterable[Odd]) -> None:
         for one in odd:
@@ -85,15 +88,17 @@ class Comparison:
         if not reason:
             self.to_check += self._source.verify
             return Todo.CHECK if self._source.verify else None
-        self._count(item, known.size if known and reason == "changed" else 0)
+        self._to_fetch.append((item.size, known.size if known and reason == "changed" else 0))
         if item.size > AT_ONCE:
             self._parts.keep(item)
         return lane(item.size)
 
-    def _count(self, item: Wanted, replaced: int) -> None:
-        blocks = self._blocks(item.size)
-        self.to_fetch += Amount(1, item.size)
-        self.need += Need(item.size - replaced, blocks - self._blocks(replaced), 0 if replaced else 1)
+    def _count(self, sizes: list[tuple[int, int]]) -> None:
+        """Of a page's files that are to be fetched: the size of each, and of what it replaces."""
+        size, replaced = sum(new for new, _ in sizes), sum(old for _, old in sizes)
+        blocks = sum(self._blocks(new) - self._blocks(old) for new, old in sizes)
+        self.to_fetch += Amount(len(sizes), size)
+        self.need += Need(size - replaced, blocks, sum(not old for _, old in sizes))
 
     def _blocks(self, size: int) -> int:
         return -(-size // self._block) * self._block

@@ -6,11 +6,12 @@ import itertools
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -19,7 +20,7 @@ from runner.dataset.leftovers import note_name, part_name
 from runner.dataset.task import Check, Checked, Recorded, Task
 from runner.errors import CloudrunError, DataError, ExitCode, ObjectChanged, ObjectMissing
 from runner.storage.api import ObjectStore, find
-from runner.storage.local import translating, write_all
+from runner.storage.local import as_ours, translating, write_all
 
 READ_AT_ONCE = 256 << 10
 """Bytes: as many as stay in a core's own cache until they are looked at."""
@@ -29,6 +30,9 @@ MADE_AT_MOST = 4096
 
 SHUTTING = 1.0
 """Seconds in which a rename that is under way should end."""
+
+RENAMING = 0.001
+"""Seconds that one usually takes at most."""
 
 AT_ONCE = 1 << 20
 """Bytes: an object up to this size comes into memory whole and is written once, with the fewest calls."""
@@ -40,8 +44,7 @@ class SyncStopped(CloudrunError):
     exit_code = ExitCode.PREEMPTED
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(NamedTuple):
     """What a file holds: size in bytes, modification time in nanoseconds, checksum as 8 hex digits."""
 
     size: int
@@ -95,30 +98,33 @@ class FileMeter:
 
 
 class Gate:
-    """What every file passes on the way into its place. Once it is shut nothing passes any more."""
+    """What every file passes on the way into its place. Once it is shut nothing passes any more.
+
+    No lock: small files come through by the thousand. Whoever passes first says that it is inside and then looks
+    whether the gate is shut; whoever shuts it first says so and then looks who is inside.
+    """
 
     def __init__(self) -> None:
-        self._moving = threading.Condition()
-        self._inside = 0
+        self._inside: set[int] = set()
         self.is_shut = False
 
     def __enter__(self) -> None:
-        with self._moving:
-            if self.is_shut:
-                raise SyncStopped("it came too late: nobody waits for it any more")
-            self._inside += 1
+        self._inside.add(threading.get_ident())
+        if self.is_shut:
+            self._inside.discard(threading.get_ident())
+            raise SyncStopped("it came too late: nobody waits for it any more")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._moving:
-            self._inside -= 1
-            self._moving.notify_all()
+        self._inside.discard(threading.get_ident())
 
     def shut(self) -> None:
-        with self._moving:
-            self.is_shut = True
-            self._moving.wait_for(lambda: not self._inside, SHUTTING)
+        """Return when nobody is inside any more, or after a while: a rename may hang with its disk."""
+        self.is_shut = True
+        give_up = time.monotonic() + SHUTTING
+        while self._inside and time.monotonic() < give_up:
+            time.sleep(RENAMING)
 
 
 class Places:
@@ -221,13 +227,7 @@ class Fetcher:
             return False
 
     def _bring(self, item: Wanted) -> Recorded:
-        count = FileMeter(self.meter, item.size)
-        try:
-            content = self._at_once(item) if item.size <= AT_ONCE else self._in_pieces(item, count)
-        except BaseException:
-            count.move_to(0)
-            raise
-        count.move_to(item.size)
+        content = self._at_once(item) if item.size <= AT_ONCE else self._in_pieces(item)
         return Recorded(item.path, item.key, item.size, item.version, content.mtime_ns, content.crc32c)
 
     def _at_once(self, item: Wanted) -> Content:
@@ -236,17 +236,20 @@ class Fetcher:
             raise ObjectChanged(f"{item.key} is not the version that was listed")
         _check_size(item, len(data))
         part = f"{self._parts}/{self._mine}-{next(self._numbers)}"
-        with translating(item.path):
-            try:
-                mtime_ns = _write_new(part, data)
-                self._publish(part, item)
-            except BaseException:
-                _remove(part)
-                raise
+        try:
+            mtime_ns = _write_new(part, data)
+            self._publish(part, item)
+        except BaseException as error:
+            _remove(part)
+            if isinstance(error, OSError):
+                raise as_ours(error, item.path) from error
+            raise
+        self.meter.add(len(data))
         return Content(len(data), mtime_ns, f"{crc32c(data):08x}")
 
-    def _in_pieces(self, item: Wanted, count: FileMeter) -> Content:
+    def _in_pieces(self, item: Wanted) -> Content:
         """What has come when this is cut short stays where the store has noted how far it is."""
+        count = FileMeter(self.meter, item.size)
         part = f"{self._parts}/{part_name(item)}"
         note = note_name(part)
 
@@ -262,10 +265,12 @@ class Fetcher:
                 _check_size(item, content.size)
                 self._publish(part, item)
         except BaseException as error:
+            count.move_to(0)
             # Whom nobody waits for touches nothing: another sync may be at work on this very part by now.
             if not self._gate.is_shut and (isinstance(error, ObjectChanged) or not os.path.exists(note)):
                 _remove(part, note)
             raise
+        count.move_to(item.size)
         return content
 
     def _publish(self, part: str, item: Wanted) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from runner.errors import BadKey, ObjectChanged
 
@@ -58,8 +57,7 @@ def check_size(what: str, size: int, at_most: int | None) -> None:
         raise ObjectChanged(f"{what} has grown to {size} bytes")
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectInfo:
+class ObjectInfo(NamedTuple):
     """One object as a listing or a write reports it.
 
     ``version`` changes whenever the content may have changed (an ETag, or inode and time); it is opaque.

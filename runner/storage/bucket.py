@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from crc32c import crc32c
 
@@ -67,8 +67,7 @@ class Answer:
     proof: Proof | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(NamedTuple):
     """A small object, all of it, and what an :class:`Answer` says of it."""
 
     data: bytes

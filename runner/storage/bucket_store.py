@@ -6,7 +6,6 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -63,7 +62,7 @@ class BucketStore:
         for page in self._pages(prefix, delimiter=False):
             for info in page.objects:
                 if PROBE not in info.key or not info.key.rpartition("/")[2].startswith(PROBE):
-                    yield ObjectInfo(info.key[len(self._prefix) :], info.size, info.version, info.modified)
+                    yield info._replace(key=info.key[len(self._prefix) :]) if self._prefix else info
 
     def folders(self, prefix: str = "") -> Iterator[str]:
         check_folder(prefix)
@@ -83,7 +82,7 @@ class BucketStore:
             info = self._write_if(key, data, only_new=only_new, replacing=replacing)
         else:
             info = self._requests.send("write", lambda: self._bucket.put(whole, data))
-        return replace(info, key=key)
+        return info._replace(key=key)
 
     def download(
         self,
@@ -111,7 +110,7 @@ class BucketStore:
         note: Path | None = None,
     ) -> ObjectInfo:
         info = Upload(self._requests, self._whole(key), on_bytes, sink, note).run(source)
-        return replace(info, key=key)
+        return info._replace(key=key)
 
     def copy(self, source: str, key: str, *, version: str | None = None) -> ObjectInfo:
         there, whole = self._whole(source), self._whole(key)
@@ -120,7 +119,7 @@ class BucketStore:
             found = self._bucket.head(there)
             return self._bucket.copy(there, whole, version=version or found.version, size=found.size)
 
-        return replace(self._requests.send("copy", copy), key=key)
+        return self._requests.send("copy", copy)._replace(key=key)
 
     def delete(self, keys: Iterable[str]) -> None:
         doomed = (self._whole(key) for key in keys)
@@ -137,7 +136,8 @@ class BucketStore:
     def _whole(self, key: str) -> str:
         """The bucket's key for ours."""
         check_key(key)
-        check_key(self._prefix + key)
+        if self._prefix:
+            check_key(self._prefix + key)
         return self._prefix + key
 
     def _pages(self, prefix: str, *, delimiter: bool) -> Iterator[Page]:

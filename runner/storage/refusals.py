@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from runner.errors import (
     AccessDenied,
@@ -38,8 +37,7 @@ UNKNOWN_WHO = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "Invalid
                          "AuthorizationHeaderMalformed", "UnrecognizedClientException"})  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """What was asked of a store. ``bucket`` is ``scheme://name``; the key, or prefix, may be empty."""
 
     operation: Operation

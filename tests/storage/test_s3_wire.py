@@ -13,7 +13,7 @@ import pytest
 from runner.errors import StoreBusy, StoreError, StoreUnreachable
 from runner.storage.access import Access
 from runner.storage.s3 import S3Bucket
-from runner.storage.s3.connection import region_of
+from runner.storage.s3.housekeeping import region_of
 from tests.servers import Server, rclone
 from tests.servers.web import Reply, Seen, Web, answering, proxy
 

@@ -112,7 +112,7 @@ def _listed(bucket: Bucket, prefix: str) -> list[ObjectInfo]:
     page: Page | None = None
     for _ in range(PAGES):
         page = bucket.page(prefix, page.next if page else None)
-        found += [replace(info, version=version_of(info.version), modified=0.0) for info in page.objects]
+        found += [info._replace(version=version_of(info.version), modified=0.0) for info in page.objects]
         if page.next is None:
             break
     return found

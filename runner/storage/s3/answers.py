@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from html import unescape
+from types import TracebackType
 from typing import Any
 from xml.etree.ElementTree import Element, ParseError, fromstring
 
-import urllib3.exceptions
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, ParamValidationError, ProfileNotFound
 from obstore.exceptions import (
     AlreadyExistsError,
@@ -40,26 +39,39 @@ _CAUSES = re.compile(r'(?:message|error): "([^"]+)"')
 _KIND = re.compile(r"(InvalidCertificate)|kind: (Timeout|Interrupted|Decode)")
 
 
-@contextmanager
-def ours(asked: Asked, endpoint: str, on_expiry: Callable[[], None]) -> Iterator[None]:
-    """Let only our own errors out of the block. ``on_expiry`` is for credentials that the store calls expired."""
-    try:
-        yield
-    except ProfileNotFound as error:
-        raise AccessDenied(str(error), "`aws configure list-profiles` shows those that there are") from None
-    except CredentialsExpired:
-        on_expiry()
-        raise
-    except (ClientError, BotoCoreError, BaseError, FileNotFoundError) as error:
-        if _is_fault_of_ours(error):
-            raise
-        told = error_from(asked, endpoint, error)
+class Asking:
+    """Lets only our own errors out of its block. No generator: it stands round every request for a small object."""
+
+    __slots__ = ("_asked", "_endpoint", "_on_expiry")
+
+    def __init__(self, asked: Asked, endpoint: str, on_expiry: Callable[[], None]) -> None:
+        """``on_expiry`` is for credentials that the store calls expired."""
+        self._asked = asked
+        self._endpoint = endpoint
+        self._on_expiry = on_expiry
+
+    def __enter__(self) -> Asked:
+        return self._asked
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        if isinstance(error, ProfileNotFound):
+            raise AccessDenied(str(error), "`aws configure list-profiles` shows those that there are") from None
+        told = self._told(error)
         if isinstance(told, CredentialsExpired):
-            on_expiry()
-        raise told from error
+            self._on_expiry()
+        if told is not error:
+            raise told from error
+
+    def _told(self, error: BaseException) -> BaseException:
+        theirs = isinstance(error, ClientError | BotoCoreError | BaseError | FileNotFoundError)
+        return error_from(self._asked, self._endpoint, error) if theirs and not _is_fault_of_ours(error) else error
 
 
-def error_from(asked: Asked, endpoint: str, error: Exception) -> CloudrunError:
+def error_from(asked: Asked, endpoint: str, error: BaseException) -> CloudrunError:
     """Our error for one of theirs."""
     if isinstance(error, ClientError):
         return _from_client(asked, error)
@@ -119,14 +131,16 @@ def unreachable(asked: Asked, endpoint: str, why: str) -> StoreUnreachable:
     )
 
 
-def _is_fault_of_ours(error: Exception) -> bool:
+def _is_fault_of_ours(error: BaseException) -> bool:
     """Whether botocore wrapped something that has nothing to do with the network: trying again would hide it."""
     if type(error) is not HTTPClientError:
         return False
+    import urllib3.exceptions  # noqa: PLC0415 - whoever raised that has loaded it; others do without
+
     return not isinstance(_inner(error), OSError | urllib3.exceptions.HTTPError)
 
 
-def _inner(error: Exception) -> Exception | None:
+def _inner(error: BaseException) -> Exception | None:
     """What botocore wrapped."""
     wrapped: Exception | None = getattr(error, "kwargs", {}).get("error")
     return wrapped
@@ -140,7 +154,7 @@ def _from_client(asked: Asked, error: ClientError) -> CloudrunError:
     return error_of(asked, status, "" if code.isdigit() else code, str(told.get("Message", "")))
 
 
-def _from_obstore(asked: Asked, endpoint: str, error: Exception) -> CloudrunError:
+def _from_obstore(asked: Asked, endpoint: str, error: BaseException) -> CloudrunError:
     text, _, rest = str(error).partition(_REST)
     found = _STATUS.search(text)
     if found:

@@ -21,10 +21,13 @@ from runner.storage.s3.copying import Copier
 from runner.storage.s3.deleting import Deleter
 from runner.storage.s3.lister import Mark, page_from_client, page_of, query_for
 from runner.storage.s3.reading import Reader, head, is_md5
-from runner.storage.s3.wire import UNSIGNED
 
 SMALL = 1 << 20
 """Bytes up to which a body is on its way in a moment, on any line."""
+
+
+UNSIGNED = "UNSIGNED-PAYLOAD"
+"""What is signed of a body that a digest of its own proves."""
 
 
 class S3Bucket:

@@ -1,34 +1,34 @@
 """The way to a bucket: endpoint, region, addressing, proxies, and the three clients that use them.
 
-obstore moves bytes, botocore's client does the housekeeping, :class:`Wire` says what neither can.
+obstore moves bytes, botocore's client does the housekeeping, :class:`Wire` says what neither can. Each is made, and
+loaded, when it is first needed: a process that only fetches needs nothing of botocore.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from botocore.config import Config
-from botocore.exceptions import ClientError
-from botocore.httpsession import URLLib3Session
-from botocore.utils import check_dns_name
 from obstore.store import S3Store
 
 from runner.errors import CloudrunError, StoreError
 from runner.storage.access import Access
 from runner.storage.refusals import Asked, Operation
-from runner.storage.s3.answers import ours
-from runner.storage.s3.credentials import Login, configured_endpoint, make_session
+from runner.storage.s3.answers import Asking
 from runner.storage.s3.providers import Provider, provider_of, region_in
 from runner.storage.s3.proxies import Proxies
-from runner.storage.s3.wire import Wire
+from runner.storage.s3.settings import settings_of
 
-CONNECT_S = 10
+if TYPE_CHECKING:
+    from runner.storage.s3.wire import Wire
+
+CONNECT = timedelta(seconds=10)
 LONGEST = timedelta(hours=1)
 """What one request may take as long as bytes flow."""
 
@@ -53,21 +53,24 @@ class Connection:
     @property
     def client(self) -> Any:
         """For the housekeeping: botocore's."""
-        return self._way.client
+        with self._lock:
+            return self._way.client
 
     @property
     def objects(self) -> S3Store:
         """For bytes: obstore's."""
-        return self._way.objects
+        with self._lock:
+            return self._way.objects
 
     @property
     def wire(self) -> Wire:
-        return self._way.wire
+        with self._lock:
+            return self._way.wire
 
-    def asking(self, operation: Operation, key: str = "") -> AbstractContextManager[None]:
+    def asking(self, operation: Operation, key: str = "") -> Asking:
         """Only our own errors leave the block."""
         way = self._way
-        return ours(self.asked(operation, key), way.shown, lambda: self._forget(way))
+        return Asking(self.asked(operation, key), way.shown, lambda: self._forget(way))
 
     def asked(self, operation: Operation, key: str = "") -> Asked:
         return Asked(operation, self.url, key)
@@ -92,7 +95,7 @@ class Connection:
             raise
 
     def _find_way(self) -> _Ways:
-        with ours(self.asked("list"), self.access.endpoint or "AWS", lambda: None):
+        with Asking(self.asked("list"), self.access.endpoint or "AWS", lambda: None):
             return _Ways(self.bucket, self.access)
 
     def _forget(self, way: _Ways) -> None:
@@ -105,74 +108,63 @@ class Connection:
 
 
 class _Ways:
-    """All that hangs on one look at the settings and credentials."""
+    """All that hangs on one look at the settings and credentials. Used by one thread at a time."""
 
     def __init__(self, bucket: str, access: Access) -> None:
         self._bucket = bucket
         self._access = access
-        self._session = make_session(access)
-        self._login = Login(access, self._session)
-        self._endpoint = access.endpoint or configured_endpoint(self._session, access.environ, "s3")
+        self._settings = settings_of(access)
+        self._endpoint = self._settings.endpoint
         if self._endpoint and not self._endpoint.startswith(("http://", "https://")):
             raise StoreError(f"{self._endpoint} is no endpoint", "it begins with https:// or http://")
         self.provider = provider_of(self._endpoint)
         self._proxies = Proxies.of(access.environ)
         self._connections = max(FEWEST_CONNECTIONS, access.concurrency or 0)
         self._virtual = _is_virtual(access.addressing, self.provider, bucket)
-        self._login.get_frozen_credentials()
-        self._region = self._find_region()
-        self.client = self._make_client(self._region)
-        self.shown = _without_secrets(self.client.meta.endpoint_url)
-        self.objects = self._make_objects()
-        self.wire = self._make_wire()
+        self._settings.login.get_frozen_credentials()
+        self._region = self._settings.region or region_in(self._endpoint) or self._ask_region()
+        # AWS's own endpoint is botocore's to know.
+        self._base = (self._endpoint or self.client.meta.endpoint_url).rstrip("/")
+        self.shown = _without_secrets(self._base)
 
     @property
-    def _base(self) -> str:
-        """The bucket's URL."""
-        endpoint = self.client.meta.endpoint_url.rstrip("/")
+    def _url(self) -> str:
+        """The bucket's."""
         if not self._virtual:
-            return f"{endpoint}/{self._bucket}"
-        scheme, _, rest = endpoint.partition("://")
+            return f"{self._base}/{self._bucket}"
+        scheme, _, rest = self._base.partition("://")
         return f"{scheme}://{self._bucket}.{rest}"
-
-    @property
-    def _certificates(self) -> str | None:
-        """A file of certificates to trust, where the environment or the profile names one."""
-        found: str | None = self._session.get_config_variable("ca_bundle")
-        return found or self._access.environ.get("SSL_CERT_FILE")
 
     def _proxies_to(self, url: str) -> dict[str, str]:
         """In botocore's words. Empty means none; botocore takes nothing else for that."""
         proxy = self._proxies.for_url(url)
         return {urlsplit(url).scheme: proxy} if proxy else {}
 
-    def _find_region(self) -> str:
-        access = self._access
-        known: str | None = access.region or access.environ.get("AWS_REGION")
-        known = known or self._session.get_config_variable("region") or region_in(self._endpoint)
-        return known or region_of(self._make_client("us-east-1"), self._bucket)
+    def _ask_region(self) -> str:
+        from runner.storage.s3.housekeeping import region_of  # noqa: PLC0415 - loaded when needed: see above
+
+        return region_of(self._make_client("us-east-1"), self._bucket)
+
+    @cached_property
+    def client(self) -> Any:
+        return self._make_client(self._region)
 
     def _make_client(self, region: str) -> Any:
-        config = Config(
-            s3={"addressing_style": "virtual" if self._virtual else "path"},
-            signature_version="s3v4",
-            retries={"total_max_attempts": 1, "mode": "standard"},
-            max_pool_connections=self._connections,
-            connect_timeout=CONNECT_S,
-            read_timeout=self._access.stall,
-            # Strict stores refuse the checksums that botocore adds of its own accord; bodies are signed anyway.
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            ignore_configured_endpoint_urls=True,
+        from runner.storage.s3.housekeeping import make_client  # noqa: PLC0415 - loaded when needed: see above
+
+        return make_client(
+            self._access,
+            self._settings,
+            region,
+            virtual=self._virtual,
+            connections=self._connections,
             proxies=self._proxies_to(self._endpoint or "https://s3.amazonaws.com"),
         )
-        return self._session.create_client(
-            "s3", region_name=region, endpoint_url=self._endpoint, verify=self._certificates, config=config
-        )
 
-    def _make_objects(self) -> S3Store:
+    @cached_property
+    def objects(self) -> S3Store:
         """What obstore is not told it takes from the environment of the process: so it is told everything."""
-        endpoint = self._base if self._virtual else self.client.meta.endpoint_url.rstrip("/")
+        endpoint = self._url if self._virtual else self._base
         return S3Store(
             self._bucket,
             endpoint=endpoint,
@@ -183,7 +175,7 @@ class _Ways:
             request_payer=self._access.requester_pays,
             skip_signature=False,
             unsigned_payload=False,
-            credential_provider=self._login,
+            credential_provider=self._settings.login,
             client_options=self._http(endpoint),
             retry_config={"max_retries": 0},
             **_encryption(self._access),
@@ -192,7 +184,7 @@ class _Ways:
     def _http(self, endpoint: str) -> Any:
         options: dict[str, Any] = {
             "allow_http": endpoint.startswith("http://"),
-            "connect_timeout": timedelta(seconds=CONNECT_S),
+            "connect_timeout": CONNECT,
             "read_timeout": timedelta(seconds=self._access.stall),
             "timeout": LONGEST,
             "pool_max_idle_per_host": str(self._connections),
@@ -201,19 +193,18 @@ class _Ways:
         # A proxy that is used for nothing keeps it from those that this process's environment names.
         unused = {"proxy_url": "http://127.0.0.1:9", "proxy_excludes": urlsplit(endpoint).hostname}
         options |= {"proxy_url": proxy} if proxy else unused
-        if self._certificates:
-            options["root_certificate"] = _read(self._certificates)
+        if self._settings.certificates:
+            options["root_certificate"] = _read(self._settings.certificates)
         return options
 
-    def _make_wire(self) -> Wire:
-        pool = URLLib3Session(
-            verify=self._certificates or True,
-            proxies=self._proxies_to(self._base),
-            timeout=(CONNECT_S, self._access.stall),
-            max_pool_connections=self._connections,
-        )
+    @cached_property
+    def wire(self) -> Wire:
+        from runner.storage.s3.wire import Wire, pool_of  # noqa: PLC0415 - loaded when needed: see above
+
+        timeout = (CONNECT.total_seconds(), self._access.stall)
+        pool = pool_of(self._settings.certificates, self._proxies_to(self._url), timeout, self._connections)
         headers = {"x-amz-request-payer": "requester"} if self._access.requester_pays else {}
-        return Wire(self._base, self._region, self._login, pool, headers)
+        return Wire(self._url, self._region, self._settings.login, pool, headers)
 
 
 def _read(certificates: str) -> bytes:
@@ -226,21 +217,14 @@ def _read(certificates: str) -> bytes:
         ) from error
 
 
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{1,61}[a-z0-9])")
+
+
 def _is_virtual(addressing: str | None, provider: Provider, bucket: str) -> bool:
     """Whether the bucket stands in the host name. One with dots does not fit any certificate."""
     if addressing in ("path", "virtual"):
         return addressing == "virtual"
-    return provider.virtual and "." not in bucket and bool(check_dns_name(bucket))
-
-
-def region_of(client: Any, bucket: str) -> str:
-    """What AWS says: in its answer, also when that is a refusal."""
-    try:
-        answer = client.head_bucket(Bucket=bucket)
-    except ClientError as error:
-        answer = error.response
-    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    return str(headers.get("x-amz-bucket-region", "us-east-1"))
+    return provider.virtual and _LABEL.fullmatch(bucket) is not None
 
 
 def _encryption(access: Access) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from botocore.configprovider import (
     BOTOCORE_DEFAUT_SESSION_VARIABLES,
@@ -43,6 +43,10 @@ from botocore.utils import InstanceMetadataFetcher, resolve_imds_endpoint_mode
 
 from runner.errors import AccessDenied, CredentialsExpired, StoreUnreachable
 from runner.storage.access import Access
+from runner.storage.s3.settings import Settings
+
+if TYPE_CHECKING:
+    from obstore.store import S3Credential
 
 ASK_AGAIN = timedelta(seconds=60)
 """How long obstore may use a temporary token before it asks us again. Asking is cheap: botocore keeps the token."""
@@ -70,6 +74,19 @@ def make_session(access: Access) -> Session:
     return session
 
 
+def chain_settings(access: Access) -> Settings:
+    """All that botocore finds: in ``access``, its environment, the profile. Asks no server yet."""
+    session = make_session(access)
+    certificates: str | None = session.get_config_variable("ca_bundle")
+    region: str | None = access.region or access.environ.get("AWS_REGION") or session.get_config_variable("region")
+    return Settings(
+        endpoint=access.endpoint or configured_endpoint(session, access.environ, "s3"),
+        region=region,
+        certificates=certificates or access.environ.get("SSL_CERT_FILE"),
+        login=ChainLogin(access, session),
+    )
+
+
 def configured_endpoint(session: Session, environ: Mapping[str, str], service: str) -> str | None:
     """``AWS_ENDPOINT_URL_<SERVICE>`` or ``AWS_ENDPOINT_URL``, from the environment or the profile."""
     if session.get_config_variable("ignore_configured_endpoint_urls"):
@@ -84,7 +101,7 @@ def configured_endpoint(session: Session, environ: Mapping[str, str], service: s
     return found
 
 
-class Login(Credentials):  # type: ignore[misc]
+class ChainLogin(Credentials):  # type: ignore[misc]
     """The credentials of a bucket, as botocore's and obstore's clients ask for them, request by request.
 
     :meth:`drop` makes the next request look for them anew, at their source: for tokens that a store calls expired
@@ -92,13 +109,13 @@ class Login(Credentials):  # type: ignore[misc]
     """
 
     def __init__(self, access: Access, session: Session) -> None:
+        self.session = session
         self._access = access
-        self._session = session
         self._lock = threading.Lock()
         self._found: Credentials | None = None
         session.register_component("credential_provider", self)
 
-    def load_credentials(self) -> Login:
+    def load_credentials(self) -> ChainLogin:
         """Ourselves, for clients that the session makes."""
         return self
 
@@ -114,7 +131,7 @@ class Login(Credentials):  # type: ignore[misc]
         """Account ids do not matter to S3 and are not looked up."""
         return lambda: None
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self) -> S3Credential:
         """The same, in obstore's words."""
         now = self.get_frozen_credentials()
         return {
@@ -131,7 +148,7 @@ class Login(Credentials):  # type: ignore[misc]
     def _current(self) -> Credentials:
         with self._lock:
             if self._found is None:
-                self._found = _chain(self._session, self._access).load_credentials()
+                self._found = _chain(self.session, self._access).load_credentials()
             if self._found is None:
                 raise AccessDenied("no credentials for S3", HOW_TO)
             return self._found

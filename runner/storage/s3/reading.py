@@ -10,7 +10,6 @@ from typing import Any
 
 import obstore
 from botocore.exceptions import ClientError
-from botocore.response import StreamingBody
 from obstore.exceptions import GenericError
 
 from runner.errors import BadKey, ObjectChanged, StoreUnreachable
@@ -96,15 +95,14 @@ class Reader:
             with self.get(key, None, 0, None) as answer:
                 check_size(key, answer.size, at_most)
                 return Whole(b"".join(answer.chunks), answer.version, answer.proof)
-        with self._connection.asking("read", key):
+        with self._connection.asking("read", key) as asked:
             result = obstore.get(self._connection.objects, key)
-            check_size(key, result.meta["size"], at_most)
-            data, meta = bytes(result.bytes()), result.meta
+            meta = result.meta
+            check_size(key, meta["size"], at_most)
+            data = bytes(result.bytes())
         if len(data) != meta["size"]:
-            raise StoreUnreachable(
-                f"{self._connection.asked('read', key).what}: {len(data)} of {meta['size']} bytes came"
-            )
-        version = tag_in(self._connection.asked("read", key), meta, "e_tag")
+            raise StoreUnreachable(f"{asked.what}: {len(data)} of {meta['size']} bytes came")
+        version = tag_in(asked, meta, "e_tag")
         return Whole(data, version, self._proof(key, version))
 
     def _get(self, key: str, version: str | None, start: int, length: int | None) -> Answer | None:
@@ -161,7 +159,7 @@ class Reader:
         found = tag_in(self._connection.asked("read", key), headers)
         _check_version(self._connection, key, found, version)
         expected = _expected(size, start, length)
-        stream = StreamingBody(body.raw, here).iter_chunks(CHUNK)
+        stream = self._connection.wire.pieces(body, here)
         pieces = map(_view, stream) if is_part else _between(stream, start, expected)
         encryption = headers.get("x-amz-server-side-encryption")
         proof = _proof(found, encryption, headers.get("x-amz-server-side-encryption-customer-algorithm"))

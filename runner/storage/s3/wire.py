@@ -10,16 +10,25 @@ from urllib.parse import quote, urlencode
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSPreparedRequest, AWSRequest, HeadersDict
 from botocore.httpsession import URLLib3Session
+from botocore.response import StreamingBody
 
 from runner.storage.bucket import Buffer
 from runner.storage.refusals import Asked
 from runner.storage.s3.answers import error_in
-from runner.storage.s3.credentials import Login
+from runner.storage.s3.settings import Login
 
 PIECE = 256 * 1024
 
-UNSIGNED = "UNSIGNED-PAYLOAD"
 _NOTHING = hashlib.sha256(b"").hexdigest()
+
+
+def pool_of(
+    certificates: str | None, proxies: Mapping[str, str], timeout: tuple[float, float], connections: int
+) -> URLLib3Session:
+    """Connections that are kept. ``timeout`` is seconds to connect, and seconds without a byte."""
+    return URLLib3Session(
+        verify=certificates or True, proxies=dict(proxies), timeout=timeout, max_pool_connections=connections
+    )
 
 
 class Wire:
@@ -48,7 +57,7 @@ class Wire:
         """The answer (a botocore AWSResponse), read already unless it is to ``stream``. Raises botocore's
         errors where none came and, unless the caller wants to see for itself (``refuse``), ours for refusals.
 
-        ``digest`` is what is signed of the body: its SHA-256 unless the caller proves it otherwise (``UNSIGNED``).
+        ``digest`` is what is signed of the body: its SHA-256 unless the caller proves it otherwise.
         """
         request = AWSRequest(method, self._url(key, query), headers={**self._headers, **(headers or {})})
         signs = digest or (_NOTHING if body is None else hashlib.sha256(body).hexdigest())
@@ -61,6 +70,11 @@ class Wire:
         if refuse and answer.status_code >= 300:
             raise error_in(asked, answer.status_code, answer.content)
         return answer
+
+    def pieces(self, answer: Any, size: int) -> Iterator[bytes]:
+        """The body of an answer that streams, of ``size`` bytes. Raises botocore's errors where it is cut off."""
+        pieces: Iterator[bytes] = StreamingBody(answer.raw, size).iter_chunks(PIECE)
+        return pieces
 
     def _url(self, key: str, query: Mapping[str, str] | None) -> str:
         path = f"{self._base}/{quote(key, safe='/~')}" if key else f"{self._base}/"
