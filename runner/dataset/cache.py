@@ -90,9 +90,18 @@ class DataCache:
         report: Report = ignore_progress,
         stop: threading.Event | None = None,
     ) -> Dataset:
-        """Make the local copy of ``source`` complete; does no more than list where it is. See :meth:`Sync.run`."""
-        stop = stop or threading.Event()
+        """Make the local copy of ``source`` complete; does no more than list where it is. See :meth:`Sync.run`.
+
+        Where it fails before anything came, no entry is left.
+        """
         entry = Entry(self._data / entry_name(source))
+        try:
+            return self._bring(source, entry, workers, report, stop or threading.Event())
+        except BaseException:
+            self._evict(entry, when=Entry.is_void)
+            raise
+
+    def _bring(self, source: Source, entry: Entry, workers: int, report: Report, stop: threading.Event) -> Dataset:
         with self._filling(entry, source, report, stop):
             entry.refuse_links()
             try:
@@ -256,14 +265,16 @@ class DataCache:
         self._sweep()
         return True
 
-    def _evict(self, entry: Entry) -> bool:
-        """Remove the entry unless somebody fills or uses it."""
+    def _evict(self, entry: Entry, *, when: Callable[[Entry], bool] = Entry.exists) -> bool:
+        """Remove the entry, if it is there and ``when`` holds, unless somebody fills or uses it."""
         doomed = self._data / f".trash-{secrets.token_hex(8)}"
         with self._locking():
-            if not entry.folder.is_dir():
+            if not entry.exists():
                 return False
             try:
                 with locked(entry.lock, wait=False), locked(entry.in_use, wait=False):
+                    if not when(entry):
+                        return False
                     os.rename(entry.folder, doomed)
             except BlockingIOError:
                 return False

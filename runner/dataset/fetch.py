@@ -65,6 +65,12 @@ def content_of(path: Path | str) -> Content:
     return Content(size, mtime_ns, f"{checksum:08x}")
 
 
+def _as_it_came(path: str, checksum: int) -> Content:
+    """A file whose checksum was computed on the way: it is not read once more."""
+    info = os.stat(path)
+    return Content(info.st_size, info.st_mtime_ns, f"{checksum:08x}")
+
+
 class Meter:
     """Bytes that have arrived, over all files and threads. What a failed try brought does not count."""
 
@@ -259,9 +265,9 @@ class Fetcher:
             count.add(size)
 
         try:
-            self._store.download(item.key, Path(part), version=item.version, on_bytes=moved, note=Path(note))
+            checksum = self._store.download(item.key, Path(part), version=item.version, on_bytes=moved, note=Path(note))
             with translating(item.path):
-                content = content_of(part)
+                content = content_of(part) if checksum is None else _as_it_came(part, checksum)
                 _check_size(item, content.size)
                 self._publish(part, item)
         except BaseException as error:

@@ -137,6 +137,13 @@ class Entry:
         """Held shared by jobs that read the files; its modification time says when they last did."""
         return self.folder / "in-use"
 
+    def exists(self) -> bool:
+        return self.folder.is_dir()
+
+    def is_void(self) -> bool:
+        """Nothing has come of it yet: no file, and no part of one."""
+        return not self.is_complete() and _is_empty(self.files) and _is_empty(self.parts)
+
     def refuse_links(self) -> None:
         """Raises DataError when somebody has put a symbolic link where we write: it may lead anywhere."""
         for folder in (self.files, self.parts):

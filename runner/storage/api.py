@@ -134,10 +134,11 @@ class ObjectStore(Protocol):
         version: str | None = None,
         on_bytes: OnBytes = ignore_bytes,
         note: Path | None = None,
-    ) -> None:
+    ) -> int | None:
         """Copy an object into the file ``target`` (created or truncated; not synced, not renamed: the caller publishes
         it). What lands there is one version of it; ObjectChanged when ``version`` is given and is not that one.
         CorruptData when the bytes do not match a digest that the store keeps, however often they are asked for.
+        Returns the file's CRC32C where it was computed on the way, else None.
 
         In the file ``note`` the store may write down how far it is: a later call with the same ``target``, ``version``
         and ``note`` goes on from there, also in another process. It is removed when the download is complete.

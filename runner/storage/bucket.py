@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Literal, NamedTuple, Protocol
 
@@ -77,11 +77,14 @@ class Whole(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part that the store has; ``number`` counts from 1, ``tag`` is what the store calls it."""
+    """A part that the store has; ``number`` counts from 1, ``tag`` is what the store calls it, ``crc32c`` its checksum
+    where one is known.
+    """
 
     number: int
     size: int
     tag: str
+    crc32c: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,8 @@ class BucketStore:
     def __init__(self, bucket: Bucket, prefix: str, retry: Retry, *, at_once: int | None = None) -> None:
         self._bucket = bucket
         self._prefix = prefix
-        self._requests = Requests(bucket, retry, Throttle(at_once or AT_ONCE), Buffers(BUFFERS))
+        throttle = Throttle(at_once or AT_ONCE, retry.is_over)
+        self._requests = Requests(bucket, retry, throttle, Buffers(BUFFERS, retry.is_over))
         self._probing = threading.Lock()
         self._exclusive: bool | None = None
 
@@ -54,7 +55,8 @@ class BucketStore:
     def exclusive(self) -> bool:
         with self._probing:
             if self._exclusive is None:
-                self._exclusive = self._prove_conditions()
+                # Asked twice before it is taken for incapable: a write that arrives late spoils the first answer.
+                self._exclusive = self._prove_conditions() or self._prove_conditions()
             return self._exclusive
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -92,13 +94,12 @@ class BucketStore:
         version: str | None = None,
         on_bytes: OnBytes = ignore_bytes,
         note: Path | None = None,
-    ) -> None:
+    ) -> int | None:
         download = Download(self._requests, self._whole(key), target, on_bytes, note)
         if version is not None:
-            download.run(version)
-        else:
-            # Any version will do, so one that was replaced meanwhile is no news for the caller.
-            self._requests.retry("download", lambda: download.run(None), _has_changed)
+            return download.run(version)
+        # Any version will do, so one that was replaced meanwhile is no news for the caller.
+        return self._requests.retry("download", lambda: download.run(None), _has_changed)
 
     def upload(
         self,

@@ -6,15 +6,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from runner.storage.waiting import IsOver, never_over, wait_until
+
 
 class Buffers:
-    """Blocks of memory to fill and send, ``most`` at the same time; whoever wants one more waits.
+    """Blocks of memory to fill and send, ``most`` at the same time; whoever wants one more waits, and is told
+    StoreUnreachable once ``is_over``.
 
     Blocks are used again while somebody uploads (fresh memory has to be faulted in page by page) and freed after that.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, is_over: IsOver = never_over) -> None:
         self._most = most
+        self._is_over = is_over
         self._changed = threading.Condition()
         self._users = 0
         self._lent = 0
@@ -36,7 +40,7 @@ class Buffers:
     def take(self, size: int) -> bytearray:
         """A block of at least ``size`` bytes; waits until there is one."""
         with self._changed:
-            self._changed.wait_for(lambda: self._lent < self._most)
+            wait_until(lambda: self._lent < self._most, self._changed, self._is_over)
             self._lent += 1
             block = self._free.pop() if self._free else bytearray()
         return block if len(block) >= size else bytearray(size)

@@ -14,9 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from crc32c import crc32c
+
 from runner.errors import BeyondEnd, CloudrunError, CorruptData, StoreUnreachable
 from runner.storage.api import OnBytes
 from runner.storage.bucket import Answer, Proof
+from runner.storage.joining import joined
 from runner.storage.local import translating
 from runner.storage.requests import Requests, raise_first
 from runner.storage.retrying import worth_retrying
@@ -37,6 +40,19 @@ Span = tuple[int, int]
 """First byte, and the one after the last."""
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes ``first`` to ``after`` that are in the file. ``crc32c`` is None where an older note does not tell it."""
+
+    first: int
+    after: int
+    crc32c: int | None
+
+    @property
+    def span(self) -> Span:
+        return self.first, self.after
+
+
 class MismatchError(Exception):
     """The bytes that came are not those that the store has a digest of."""
 
@@ -48,7 +64,7 @@ class Begun:
     size: int
     version: str
     proof: Proof | None
-    done: tuple[Span, ...] = ()
+    done: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +77,10 @@ class Download:
     on_bytes: OnBytes
     note: Path | None
 
-    def run(self, version: str | None) -> None:
-        """Bring and prove all of it. Raises ObjectChanged, CorruptData, DiskFull, and the bucket's errors."""
+    def run(self, version: str | None) -> int | None:
+        """Bring and prove all of it; returns its CRC32C, computed as it came. Raises ObjectChanged, CorruptData,
+        DiskFull, and the bucket's errors.
+        """
         for _ in range(PROOF_TRIES - 1):
             try:
                 return self._bring(version)
@@ -73,7 +91,7 @@ class Download:
         except MismatchError as error:
             raise CorruptData(f"{error}, each of {PROOF_TRIES} times", "is the object damaged in the store?") from None
 
-    def _bring(self, version: str | None) -> None:
+    def _bring(self, version: str | None) -> int | None:
         resumed = self._resumed(version) if version is not None else None
         if resumed is None and self.note is not None:
             # First of all: a note must never speak of a file that it does not belong to.
@@ -83,7 +101,7 @@ class Download:
             fd = os.open(self.target, flags, 0o666)
         try:
             with translating(str(self.target), room=(self.target.parent, resumed.size if resumed else 0)):
-                self._fill(fd, resumed or self._begin(fd, version))
+                return self._fill(fd, resumed or self._begin(fd, version))
         finally:
             os.close(fd)
 
@@ -95,7 +113,7 @@ class Download:
         if begun.size > RANGE and (note := self._note(begun.version)) is not None:
             proof = begun.proof and [begun.proof.kind, begun.proof.digest]
             note.begin({"size": begun.size, "proof": proof})
-            note.add({"from": 0, "to": begun.done[0][1]})
+            note.add(_noted(begun.done[0]))
         return begun
 
     def _first(self, fd: int, version: str | None) -> Begun:
@@ -104,7 +122,7 @@ class Download:
             span.end = min(answer.size, RANGE)
             begun = Begun(answer.size, answer.version, answer.proof)
             span.take_what_comes(answer.chunks)
-        return replace(begun, done=((0, span.at),))
+        return replace(begun, done=(span.piece,))
 
     @contextmanager
     def _beginning(self, version: str | None) -> Iterator[Answer]:
@@ -122,9 +140,10 @@ class Download:
             with bucket.get(self.key, version=version) as answer:  # an empty object has no ranges
                 yield answer
 
-    def _fill(self, fd: int, begun: Begun) -> None:
-        """Bring the spans that are missing, several at once, and prove the whole."""
-        missing = iter(list(missing_spans(begun.size, begun.done)))
+    def _fill(self, fd: int, begun: Begun) -> int | None:
+        """Bring the spans that are missing, several at once, and prove the whole; its checksum."""
+        missing = iter(list(missing_spans(begun.size, [piece.span for piece in begun.done])))
+        pieces = list(begun.done)
         note, failed = self._note(begun.version), threading.Event()
 
         def work() -> None:
@@ -132,9 +151,10 @@ class Download:
             own = os.dup(fd)
             try:
                 while not failed.is_set() and (span := next(missing, None)) is not None:
-                    _Span(self, own, begun.version, *span, failed).bring()
+                    piece = _Span(self, own, begun.version, *span, failed).bring()
+                    pieces.append(piece)
                     if note is not None:
-                        note.add({"from": span[0], "to": span[1]})
+                        note.add(_noted(piece))
             except BaseException:
                 failed.set()
                 raise
@@ -148,6 +168,7 @@ class Download:
         self._prove(fd, begun)
         if note is not None:
             note.remove()
+        return _checksum(pieces)
 
     def _prove(self, fd: int, begun: Begun) -> None:
         if begun.proof is None or begun.proof.fits(pieces_of(fd, begun.size)):
@@ -172,7 +193,12 @@ class Download:
             return None
         head, pieces = told
         proof = Proof(*head["proof"]) if head["proof"] else None
-        return Begun(head["size"], version, proof, tuple((piece["from"], piece["to"]) for piece in pieces))
+        return Begun(
+            head["size"],
+            version,
+            proof,
+            tuple(Piece(piece["from"], piece["to"], piece.get("crc32c")) for piece in pieces),
+        )
 
 
 class _Span:
@@ -188,13 +214,21 @@ class _Span:
         self._fd = fd
         self._version = version
         self._dropped = dropped
+        self._first = at
+        self._checksum = 0
         self.at = at
         self.end = end
 
-    def bring(self) -> None:
+    @property
+    def piece(self) -> Piece:
+        """What has come so far."""
+        return Piece(self._first, self.at, self._checksum)
+
+    def bring(self) -> Piece:
         retry = self._download.requests.retry
         while self.at < self.end:
             retry("download", self._ask, worth_retrying)
+        return self.piece
 
     def _ask(self) -> None:
         if self._dropped.is_set():
@@ -221,6 +255,7 @@ class _Span:
 
     def _take(self, chunk: memoryview) -> None:
         write_at(self._fd, chunk, self.at)
+        self._checksum = crc32c(chunk, self._checksum)
         self.at += len(chunk)
         self._download.on_bytes(len(chunk))
 
@@ -234,6 +269,20 @@ def all_at_once(work: Callable[[], None], times: int, failed: threading.Event) -
     finally:
         failed.set()
         pool.shutdown(wait=True)
+
+
+def _noted(piece: Piece) -> dict[str, int | None]:
+    return {"from": piece.first, "to": piece.after, "crc32c": piece.crc32c}
+
+
+def _checksum(pieces: Iterable[Piece]) -> int | None:
+    """Of the whole that they are; None where one of them does not know its own, or two overlap."""
+    ordered, at = sorted(pieces, key=lambda piece: piece.first), 0
+    for piece in ordered:
+        if piece.crc32c is None or piece.first != at:
+            return None
+        at = piece.after
+    return joined((piece.crc32c or 0, piece.after - piece.first) for piece in ordered)
 
 
 def write_at(fd: int, data: memoryview, offset: int) -> None:

@@ -132,7 +132,7 @@ class FolderStore:
         version: str | None = None,
         on_bytes: OnBytes = ignore_bytes,
         note: Path | None = None,
-    ) -> None:
+    ) -> int | None:
         with translating(self._what(key)), self._opened(key) as source:
             before = os.fstat(source)
             if version not in (None, version_of(before)):
@@ -143,6 +143,7 @@ class FolderStore:
                 version is not None and current(self._path(key)) != fingerprint(before)
             ):
                 raise ObjectChanged(f"{self._what(key)} changed while it was read")
+        return None
 
     def upload(
         self,

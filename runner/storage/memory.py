@@ -137,7 +137,7 @@ class MemoryStore:
         version: str | None = None,
         on_bytes: OnBytes = ignore_bytes,
         note: Path | None = None,
-    ) -> None:
+    ) -> int | None:
         check_key(key)
         fault = self._begin("download", key)
         entry = self._get(key)
@@ -148,6 +148,7 @@ class MemoryStore:
                 on_bytes(len(chunk))
         _fail(fault)
         self._check_version(self._get(key), version)
+        return None
 
     def upload(
         self,

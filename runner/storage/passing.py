@@ -50,8 +50,8 @@ class PassingStore:
         version: str | None = None,
         on_bytes: OnBytes = ignore_bytes,
         note: Path | None = None,
-    ) -> None:
-        self.inner.download(key, target, version=version, on_bytes=on_bytes, note=note)
+    ) -> int | None:
+        return self.inner.download(key, target, version=version, on_bytes=on_bytes, note=note)
 
     def upload(
         self,

@@ -26,7 +26,7 @@ SKEWED = frozenset({"RequestTimeTooSkewed", "AccessDeniedRequestTimeTooSkewed"})
 BUSY = frozenset({"SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded",
                   "ServiceUnavailable", "ServerBusy", "BandwidthLimitExceeded", "QosLimited"})  # fmt: skip
 PASSING = frozenset({"InternalError", "RequestTimeout", "OperationAborted", "ConditionalRequestConflict",
-                     "IncompleteBody", "BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch",
+                     "IncompleteBody", "MalformedXML", "BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch",
                      "XAmzContentChecksumMismatch", "PriorRequestNotComplete"})  # fmt: skip
 """Codes below 500 that another try can cure: the network mangled the request, or another writer was quicker."""
 

@@ -13,6 +13,7 @@ import tenacity
 from runner.clock import Clock, SystemClock
 from runner.errors import CloudrunError, ObjectChanged, ObjectExists, SourceChanged
 from runner.storage.api import ObjectInfo, ObjectStore, OnBytes, Sink, find, ignore_bytes
+from runner.storage.waiting import LOOK
 
 FIRST_WAIT = 0.5
 """Seconds: the longest wait after the first failure; it doubles with each further one. The wait itself is random."""
@@ -52,7 +53,8 @@ class Retry:
     """Tries again what may pass, for up to ``give_up_after`` seconds from a call's first failure.
 
     The last error is raised as it came. ``stop`` ends a wait at once, with the last error. ``deadline`` says, whenever
-    it is asked, the epoch second after which no try is begun: an interruption notice shortens what is left.
+    it is asked, the epoch second after which nothing is tried again: an interruption notice shortens what is left, also
+    of a wait that has begun.
     """
 
     def __init__(
@@ -72,8 +74,14 @@ class Retry:
         self.stop = stop or threading.Event()
         self._sleep = sleep or self._wait
 
+    def is_over(self) -> bool:
+        """Whether nothing is tried again any more, whatever it is."""
+        return self.stop.is_set() or self._clock.now() > self._deadline()
+
     def _wait(self, seconds: float) -> None:
-        self.stop.wait(seconds)
+        while seconds > 0 and not self.is_over():
+            self.stop.wait(min(seconds, LOOK))
+            seconds -= LOOK
 
     def __call__(
         self, operation: str, call: Callable[[], _Result], worth: Callable[[BaseException], bool] = worth_retrying
@@ -102,15 +110,15 @@ class Retry:
             before_sleep=lambda state: self.on_retry(operation, _error_of(state), state.upcoming_sleep),
             sleep=self._sleep,
             reraise=True,
-        )(self._unless_stopped(call, first))
+        )(self._unless_over(call, first))
 
     def went_on(self, operation: str, error: CloudrunError) -> None:
         """Tell of a failure after which the call goes on at once, since much had moved before it."""
         self.on_retry(operation, error, 0.0)
 
-    def _unless_stopped(self, call: Callable[[], _Result], first: CloudrunError) -> Callable[[], _Result]:
-        """``call``, whose first try has failed already; it raises its last error instead of trying again once we are
-        told to stop.
+    def _unless_over(self, call: Callable[[], _Result], first: CloudrunError) -> Callable[[], _Result]:
+        """``call``, whose first try has failed already; it raises its last error instead of trying again once that
+        :meth:`is_over`.
         """
         last: list[CloudrunError] = []
 
@@ -118,7 +126,7 @@ class Retry:
             if not last:
                 last[:] = [first]
                 raise first
-            if self.stop.is_set():
+            if self.is_over():
                 raise last[-1]
             try:
                 return call()
@@ -200,10 +208,10 @@ class RetryingStore:
         version: str | None = None,
         on_bytes: OnBytes = ignore_bytes,
         note: Path | None = None,
-    ) -> None:
+    ) -> int | None:
         # Without a version any will do, so one that was replaced meanwhile is no news for the caller.
         worth = may_pass if version is None else worth_retrying
-        self._retry(
+        return self._retry(
             "download",
             lambda: self._store.download(key, target, version=version, on_bytes=on_bytes, note=note),
             worth,

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,7 @@ class _InParts:
         checksum = crc32c(data)
         known, there = self._arrived.get(number, (None, None))
         if there is not None and known == checksum and there.size == len(data):
-            return there
+            return replace(there, crc32c=checksum)
         part = self._requests.retry("upload", lambda: self._put(number, data))
         if self._note is not None:
             self._note.add({"part": number, "crc32c": checksum, "tag": part.tag})

@@ -18,7 +18,8 @@ from runner.dataset.fetch import SyncStopped
 from runner.dataset.record import Entry, Header, Record
 from runner.dataset.source import Source
 from runner.dataset.sync import Dataset
-from runner.errors import DataError, DiskFull
+from runner.errors import AccessDenied, DataError, DiskFull
+from runner.files import locked
 from runner.storage.memory import MemoryStore
 
 KIB = 1024
@@ -338,3 +339,56 @@ def test_files_are_room_too(mount: Callable[[str], Path]) -> None:
     with pytest.raises(DiskFull, match="needs 300 files"):
         cache.sync(many("c", 300))
     assert [entry.source for entry in cache.entries() if entry.complete] == ["memory://b"]
+
+
+class Failing(MemoryStore):
+    """Lists what there is, and gives none of it; or, with ``gives``, only that."""
+
+    gives: frozenset[str] = frozenset()
+
+    def look(self, key: str, *, at_most: int | None = None) -> tuple[bytes, str]:
+        if key not in self.gives:
+            raise AccessDenied(f"{key}: no")
+        return super().look(key, at_most=at_most)
+
+
+def test_a_first_sync_to_which_nothing_came_leaves_no_entry(root: Path) -> None:
+    cache = DataCache(root)
+    for nothing in (MemoryStore(), Failing(objects={"file": b"x"})):
+        with pytest.raises((DataError, AccessDenied)):
+            cache.sync(Source("memory://s", nothing))
+        assert cache.entries() == []
+    assert sorted(path.name for path in (root / "data").iterdir()) == [".lock"]
+
+
+def test_what_came_of_a_sync_that_failed_is_there_and_incomplete(root: Path) -> None:
+    store = Failing(objects={"good": b"x", "refused": b"y"})
+    store.gives = frozenset({"good"})
+    cache = DataCache(root)
+    with pytest.raises(AccessDenied):
+        cache.sync(Source("memory://s", store), workers=1)
+    (entry,) = cache.entries()
+    assert (entry.source, entry.complete, entry.files, entry.bytes) == ("memory://s", False, 1, 1)
+    store.gives = frozenset({"good", "refused"})
+    assert cache.sync(Source("memory://s", store)).fetched_files == 1
+
+
+def test_a_sync_that_fails_later_takes_nothing_away(root: Path) -> None:
+    store = MemoryStore(objects={"file": b"x"})
+    cache = DataCache(root)
+    cache.sync(Source("memory://s", store))
+    with pytest.raises(DataError):
+        cache.sync(Source("memory://s", MemoryStore()))
+    (entry,) = cache.entries()
+    assert (entry.complete, entry.files) == (True, 1)
+
+
+def test_the_void_entry_of_one_that_waits_in_vain_stays_with_who_fills_it(root: Path) -> None:
+    """Whoever is told to stop waiting must not take away what another process is about to fill."""
+    cache, stop = DataCache(root), threading.Event()
+    stop.set()
+    entry = Entry(root / "data" / entry_name(source("a")))
+    with locked(entry.lock):
+        with pytest.raises(SyncStopped):
+            cache.sync(source("a"), stop=stop)
+        assert entry.exists()

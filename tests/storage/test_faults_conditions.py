@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from runner.errors import ObjectChanged, ObjectExists
-from tests.faults.campaign import LONGEST_CALL, WEIGHTS, patient, run_all, spoilt
+from tests.faults.campaign import LONGEST_CALL, WEIGHTS, knowable_of_conditions, patient, run_all, spoilt
 from tests.faults.plans import STALLS, Fault, Kind, Once, Request, nothing
 from tests.servers import Server
 
@@ -26,7 +26,8 @@ def race_all(server: Server, seed: int, races: int) -> None:
     """Rivals create the same key, each with bytes of its own."""
     bucket = f"faults-race-{seed}"
     server.make_bucket(bucket)
-    with spoilt(server, bucket, seed) as (store, proxy), ThreadPoolExecutor(4 * RIVALS) as rivals:
+    spoiling = spoilt(server, bucket, seed, allowed=knowable_of_conditions)
+    with spoiling as (store, proxy), ThreadPoolExecutor(4 * RIVALS) as rivals:
         assert store.exclusive
 
         def create(key: str, who: int) -> bool:
@@ -46,7 +47,7 @@ def race_all(server: Server, seed: int, races: int) -> None:
 
         run_all(race, races, seed)
         assert proxy.done.total() >= 200
-        assert proxy.done.keys() >= WEIGHTS.keys() - STALLS
+        assert proxy.done.keys() >= WEIGHTS.keys() - STALLS - {Kind.FLIP_REQUEST}
 
 
 def test_one_of_several_creates_a_key_despite_two_hundred_faults(seaweedfs: Server) -> None:
@@ -68,7 +69,7 @@ def append_all(server: Server, seed: int, rounds: int) -> None:
     bucket = f"faults-log-{seed}"
     server.make_bucket(bucket)
     won, lost, lock = Counter[str](), set[str](), threading.Lock()
-    with spoilt(server, bucket, seed) as (store, proxy):
+    with spoilt(server, bucket, seed, allowed=knowable_of_conditions) as (store, proxy):
         store.write("log", b"", only_new=True)
 
         def append(number: int) -> None:
@@ -95,11 +96,11 @@ def append_all(server: Server, seed: int, rounds: int) -> None:
     # One that landed, was not told, and was replaced by a rival before it looked, counts as lost: nothing stands on it.
     assert lines.keys() <= won.keys() | lost
     assert len(lines.keys() - won.keys()) <= landed
-    assert spoilt_so_far >= 100
+    assert spoilt_so_far >= 200
 
 
-def test_no_update_is_lost_or_doubled(seaweedfs: Server) -> None:
-    append_all(seaweedfs, seed=1, rounds=60)
+def test_no_update_is_lost_or_doubled_despite_two_hundred_faults(seaweedfs: Server) -> None:
+    append_all(seaweedfs, seed=1, rounds=100)
 
 
 @pytest.mark.soak

@@ -50,14 +50,9 @@ def download_small(server: Server, truth: Truth, folder: Path, seed: int, count:
         return proxy.done
 
 
-def if_not_too_long(request: Request, kind: Kind) -> bool:
-    """The first answer tells the length of an object: more of that in a test of its own."""
-    return knowable(request, kind) and (kind is not Kind.LONGER or request.range != "")
-
-
 def download_large(server: Server, truth: Truth, folder: Path, seed: int, count: int) -> Counter[Kind]:
     data, version = truth["large"]
-    with spoilt(server, BUCKET, seed, patience=4, allowed=if_not_too_long) as (store, proxy):
+    with spoilt(server, BUCKET, seed, patience=4) as (store, proxy):
 
         def download(number: int) -> None:
             target, flips = folder / f"{number}", proxy.done[Kind.FLIP_ANSWER]
@@ -78,7 +73,7 @@ def download_large(server: Server, truth: Truth, folder: Path, seed: int, count:
 def test_downloads_survive_two_hundred_faults(seaweedfs: Server, truth: Truth, tmp_path: Path) -> None:
     done = download_small(seaweedfs, truth, tmp_path, 1, 260) + download_large(seaweedfs, truth, tmp_path, 1, 10)
     assert done.total() >= 200
-    assert done.keys() >= WEIGHTS.keys() - STALLS
+    assert done.keys() >= WEIGHTS.keys() - STALLS - {Kind.FLIP_REQUEST}  # these requests have no body
 
 
 @pytest.mark.soak
@@ -92,7 +87,7 @@ def test_downloads_survive_random_faults(seaweedfs: Server, truth: Truth, tmp_pa
 def test_a_download_goes_on_where_the_process_before_died(seaweedfs: Server, truth: Truth, tmp_path: Path) -> None:
     """Each call is a process without any patience: the first fault ends it, and the next one takes over."""
     data, version = truth["large"]
-    with spoilt(seaweedfs, BUCKET, 4, probability=0.6, retry=patient(0.0), patience=4, allowed=if_not_too_long) as (
+    with spoilt(seaweedfs, BUCKET, 4, probability=0.6, retry=patient(0.0), patience=4) as (
         store,
         proxy,
     ):
@@ -106,7 +101,7 @@ def test_a_download_goes_on_where_the_process_before_died(seaweedfs: Server, tru
                     deaths += 1
             assert not note.exists()
             assert target.read_bytes() == data
-        assert proxy.done.total() >= 10
+        assert proxy.done.total() >= 6
 
 
 def test_small_reads_survive_faults(seaweedfs: Server, truth: Truth) -> None:
@@ -120,8 +115,13 @@ def test_small_reads_survive_faults(seaweedfs: Server, truth: Truth) -> None:
         assert proxy.done.total() >= 70
 
 
+def without_portals(request: Request, kind: Kind) -> bool:
+    """After the first page ranges are read without obstore, and there half a refusal is not known for what it is."""
+    return knowable(request, kind) and kind is not Kind.PORTAL
+
+
 def test_another_version_is_never_taken_for_the_one_asked_for(seaweedfs: Server, truth: Truth, tmp_path: Path) -> None:
-    with spoilt(seaweedfs, BUCKET, 6) as (store, proxy):
+    with spoilt(seaweedfs, BUCKET, 6, allowed=without_portals) as (store, proxy):
 
         def download(number: int) -> None:
             with pytest.raises(ObjectChanged):

@@ -22,6 +22,7 @@ from runner.errors import (
 from runner.storage.api import ObjectInfo
 from runner.storage.memory import Fault, FaultPlan, MemoryStore
 from runner.storage.retrying import Retry, RetryingStore
+from runner.storage.waiting import LOOK
 
 DOWN = StoreUnreachable("down")
 
@@ -253,6 +254,61 @@ def test_a_deadline_shortens_what_is_left() -> None:
     with pytest.raises(StoreUnreachable):
         RetryingStore(MemoryStore(plan), retry).read("k")
     assert world.time <= ends[0]
+
+
+class Passing(threading.Event):
+    """A stop that nobody asks for; waiting for it takes no time but that of the world."""
+
+    def __init__(self, world: FakeTime) -> None:
+        super().__init__()
+        self._world = world
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._world.sleep(timeout or 0.0)
+        return self.is_set()
+
+
+def test_a_deadline_that_comes_during_a_wait_ends_it() -> None:
+    """A notice gives two minutes, or twenty seconds: nobody may sleep through them."""
+    world, notice = FakeTime(), list[float]()
+
+    def comes_in_the_midst_of_a_long_wait(_operation: str, _error: CloudrunError, wait: float) -> None:
+        if wait > 10 and not notice:
+            notice.append(world.time + 2.0)
+
+    def deadline() -> float:
+        return notice[0] + 3.0 if notice and world.time >= notice[0] else 1e9
+
+    retry = Retry(1e6, on_retry=comes_in_the_midst_of_a_long_wait, deadline=deadline, clock=world, stop=Passing(world))
+    store = MemoryStore(failing(10**6, Fault(DOWN)))
+    with pytest.raises(StoreUnreachable):
+        RetryingStore(store, retry).read("k")
+    assert world.time == pytest.approx(notice[0] + 3.0, abs=LOOK)
+    assert retry.is_over()
+
+
+def test_a_wait_is_as_long_as_was_told() -> None:
+    world, told = FakeTime(), list[float]()
+    retry = Retry(3600, on_retry=lambda _operation, _error, wait: told.append(wait), clock=world, stop=Passing(world))
+    store = RetryingStore(MemoryStore(failing(12, Fault(DOWN)), objects={"k": b"x"}), retry)
+    assert store.read("k") == b"x"
+    assert world.time - 1000.0 == pytest.approx(sum(told))
+    assert max(world.slept) <= LOOK
+    assert not retry.is_over()
+
+
+def test_a_deadline_that_has_passed_allows_no_second_try() -> None:
+    world, calls = FakeTime(), list[int]()
+
+    def plan(_operation: str, _key: str, nth: int) -> Fault:
+        calls.append(nth)
+        return Fault(DOWN)
+
+    retry = Retry(3600, deadline=lambda: world.time - 1.0, clock=world, stop=Passing(world))
+    with pytest.raises(StoreUnreachable):
+        RetryingStore(MemoryStore(plan), retry).read("k")
+    assert calls == [0]
+    assert world.slept == []
 
 
 def test_a_replacement_whose_answer_was_lost_is_known_again() -> None:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from runner.errors import StoreBusy, StoreUnreachable
+from runner.storage.buffers import Buffers
 from runner.storage.throttle import SETTLING, Throttle
 from tests.supervisor.sessions import wait_for
 
@@ -49,9 +50,86 @@ def test_no_more_than_allowed_at_once() -> None:
     assert sorted(inside) == list(range(9))
 
 
+class Woken(threading.Condition):
+    """Counts how many waiters are woken."""
+
+    def __init__(self) -> None:
+        super().__init__(threading.Lock())
+        self.counts: list[int] = []
+
+    def notify(self, n: int = 1) -> None:
+        self.counts.append(n)
+        super().notify(n)
+
+
+def test_who_ends_wakes_as_many_as_there_are_free_turns() -> None:
+    """Not all that wait: of those, all but one would find nothing."""
+    throttle = Throttle(4)
+    throttle._changed = woken = Woken()
+    for _ in range(4):
+        throttle.begin()
+    for outcome in (None, StoreBusy, None, None):  # four at once, then two, and slowly more
+        throttle.end(outcome)
+    assert throttle.limit == 2
+    assert woken.counts == [1, 0, 1, 2]
+
+
+def test_every_turn_is_used_by_many_that_fight_for_few() -> None:
+    throttle, done = Throttle(3), list[int]()
+
+    def request(number: int) -> None:
+        for _ in range(200):
+            with throttle.turn():
+                time.sleep(0)
+        done.append(number)
+
+    threads = [threading.Thread(target=request, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(done) == list(range(16))
+
+
+def test_who_waits_gives_up_when_it_is_over() -> None:
+    over, throttle_is_full = threading.Event(), threading.Event()
+    throttle = Throttle(1, over.is_set)
+    failures: list[StoreUnreachable] = []
+
+    def wait_in_vain() -> None:
+        throttle_is_full.wait()
+        try:
+            throttle.begin()
+        except StoreUnreachable as error:
+            failures.append(error)
+
+    waiter = threading.Thread(target=wait_in_vain)
+    waiter.start()
+    with throttle.turn():
+        throttle_is_full.set()
+        time.sleep(0.1)
+        assert failures == []
+        over.set()
+        waiter.join(20)
+        assert len(failures) == 1
+    with throttle.turn():  # it is still in order: who need not wait may go
+        pass
+
+
+def test_a_wait_for_memory_ends_as_well() -> None:
+    over = threading.Event()
+    buffers = Buffers(1, over.is_set)
+    block = buffers.take(10)
+    over.set()
+    with pytest.raises(StoreUnreachable):
+        buffers.take(10)
+    buffers.give_back(block)
+    assert len(buffers.take(10)) == 10
+
+
 def test_a_busy_store_gets_half_as_many_once_for_all_that_were_under_way() -> None:
     world = FakeTime()
-    throttle = Throttle(64, world.now)
+    throttle = Throttle(64, now=world.now)
     for _ in range(10):
         refused(throttle)
     assert throttle.limit == 32
@@ -62,7 +140,7 @@ def test_a_busy_store_gets_half_as_many_once_for_all_that_were_under_way() -> No
 
 def test_it_never_gets_none_and_recovers_slowly() -> None:
     world = FakeTime()
-    throttle = Throttle(4, world.now)
+    throttle = Throttle(4, now=world.now)
     for _ in range(10):
         world.time += SETTLING
         refused(throttle)

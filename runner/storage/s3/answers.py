@@ -42,10 +42,11 @@ _KIND = re.compile(r"(InvalidCertificate)|kind: (Timeout|Interrupted|Decode)")
 class Asking:
     """Lets only our own errors out of its block. No generator: it stands round every request for a small object."""
 
-    __slots__ = ("_asked", "_endpoint", "_on_expiry")
+    __slots__ = ("_asked", "_endpoint", "_on_expiry", "_source")
 
-    def __init__(self, asked: Asked, endpoint: str, on_expiry: Callable[[], None]) -> None:
-        """``on_expiry`` is for credentials that the store calls expired."""
+    def __init__(self, asked: Asked, endpoint: str, on_expiry: Callable[[], None], source: Callable[[], str]) -> None:
+        """``on_expiry`` is for credentials that the store calls expired; ``source`` says where they came from."""
+        self._source = source
         self._asked = asked
         self._endpoint = endpoint
         self._on_expiry = on_expiry
@@ -63,6 +64,8 @@ class Asking:
         told = self._told(error)
         if isinstance(told, CredentialsExpired):
             self._on_expiry()
+        if isinstance(told, AccessDenied) and (source := self._source()):
+            told.hint = f"{told.hint} (they came from {source})"
         if told is not error:
             raise told from error
 
@@ -120,8 +123,13 @@ def lacks_operation(status: int, body: bytes) -> bool:
     """Whether a store says that it does not know such a request at all."""
     if status in (405, 501):
         return True
+    return code_in(body) in ("NotImplemented", "MethodNotAllowed", "UnsupportedOperation")
+
+
+def code_in(body: bytes) -> str:
+    """The error code in an answer; "" where there is none."""
     code = _CODE.search(body.decode(errors="replace"))
-    return code is not None and code[1] in ("NotImplemented", "MethodNotAllowed", "UnsupportedOperation")
+    return unescape(code[1]) if code else ""
 
 
 def unreachable(asked: Asked, endpoint: str, why: str) -> StoreUnreachable:

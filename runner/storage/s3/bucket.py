@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import obstore
+from crc32c import crc32c
 
 from runner.errors import ObjectChanged, ObjectExists, ObjectMissing, StoreError, StoreUnreachable
 from runner.storage.access import Access
 from runner.storage.api import ObjectInfo
 from runner.storage.bucket import Answer, Buffer, Page, Part, Proof, Unfinished, Whole
 from runner.storage.s3.answers import error_in, lacks_operation, needed, tag_in
+from runner.storage.s3.arrival import ALGORITHM, UNSIGNED, Arrival, ArrivalTest, crc_text, md5_of
 from runner.storage.s3.connection import Connection
 from runner.storage.s3.copying import Copier
 from runner.storage.s3.deleting import Deleter
@@ -24,10 +24,6 @@ from runner.storage.s3.reading import Reader, head, is_md5
 
 SMALL = 1 << 20
 """Bytes up to which a body is on its way in a moment, on any line."""
-
-
-UNSIGNED = "UNSIGNED-PAYLOAD"
-"""What is signed of a body that a digest of its own proves."""
 
 
 class S3Bucket:
@@ -49,6 +45,7 @@ class S3Bucket:
         self._reader = Reader(self._connection, self._target, access.sse)
         self._deleter = Deleter(self._connection)
         self._copier = Copier(self._connection, self._target, self._encrypted)
+        self._arrival = ArrivalTest(self._connection, self._target, self._encrypted)
         self._lists_plainly = False
 
     @property
@@ -93,12 +90,13 @@ class S3Bucket:
         return self._reader.proof(key, version)
 
     def put(self, key: str, data: Buffer, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
-        md5 = md5_of(data)
+        conditional = only_new or replacing is not None
         try:
-            if len(data) <= SMALL:
-                tag = self._put_small(key, data, only_new, replacing)
+            # A body that is mangled on its way must not win a race: the store refuses it at once.
+            if conditional or len(data) > SMALL:
+                tag = self._put_checked(key, data, only_new, replacing)
             else:
-                tag = self._put_large(key, data, md5, only_new, replacing)
+                tag = self._put_small(key, data)
         except ObjectChanged:
             if only_new:
                 raise ObjectExists(f"{self.url}/{key} exists already") from None
@@ -107,33 +105,37 @@ class S3Bucket:
             if replacing is None:
                 raise self._no_bucket() from None
             raise
-        self._check_arrived(key, md5, tag)
         return ObjectInfo(key, len(data), tag, time.time())
 
-    def _put_small(self, key: str, data: Buffer, only_new: bool, replacing: str | None) -> str:
-        mode: Any = "create" if only_new else "overwrite"
-        if replacing is not None:
-            mode = {"e_tag": f'"{replacing}"'}
-        with self._connection.asking("write", key):
-            done = obstore.put(self._connection.objects, key, data, mode=mode, use_multipart=False)
-            return tag_in(self._connection.asked("write", key), done, "e_tag")
+    def _put_small(self, key: str, data: Buffer) -> str:
+        with self._connection.asking("write", key) as asked:
+            done = obstore.put(self._connection.objects, key, data, use_multipart=False)
+            tag = tag_in(asked, done, "e_tag")
+        self._check_arrived(key, data, tag)
+        return tag
 
-    def _put_large(self, key: str, data: Buffer, md5: bytes, only_new: bool, replacing: str | None) -> str:
-        """On a slow line this takes longer than obstore waits for an answer."""
-        headers = {"Content-MD5": base64.b64encode(md5).decode(), **self._sealing}
+    def _put_checked(self, key: str, data: Buffer, only_new: bool, replacing: str | None) -> str:
+        """Through the wire: a large body takes longer on a slow line than obstore waits for an answer."""
+        arrival = self._arrival.found(key) if len(data) > SMALL else Arrival.MD5
+        headers = {**arrival.headers(data), **self._sealing}
         headers |= {"If-None-Match": "*"} if only_new else {}
         headers |= {"If-Match": f'"{replacing}"'} if replacing is not None else {}
-        asked = self._connection.asked("write", key)
-        with self._connection.asking("write", key):
+        with self._connection.asking("write", key) as asked:
             answer = self._connection.wire.send(asked, "PUT", key=key, headers=headers, body=data, digest=UNSIGNED)
-            return tag_in(asked, answer.headers)
+            tag = tag_in(asked, answer.headers)
+        if arrival is not Arrival.CRC32C:
+            self._check_arrived(key, data, tag)
+        return tag
 
-    def _check_arrived(self, key: str, md5: bytes, tag: str) -> None:
+    def _check_arrived(self, key: str, data: Buffer, tag: str) -> None:
         """Compare what was sent with what the store says it has: not all of them check the signature of a body."""
-        if not is_md5(tag) or md5.hex() == tag:
+        if not is_md5(tag) or md5_of(data).hex() == tag:
             return
         if self.proof(key, tag) is not None:
-            raise StoreUnreachable(f"{self.url}/{key}: what arrived in the store is not what was sent")
+            raise self._mangled(key)
+
+    def _mangled(self, key: str) -> StoreUnreachable:
+        return StoreUnreachable(f"{self.url}/{key}: what arrived in the store is not what was sent")
 
     def _no_bucket(self) -> StoreError:
         """For a new object nothing can be missing but the place that it goes to."""
@@ -141,23 +143,26 @@ class S3Bucket:
 
     def begin(self, key: str) -> str:
         try:
-            with self._connection.asking("write", key):
-                begun = self._connection.client.create_multipart_upload(**self._target, **self._encrypted, Key=key)
+            algorithm = ALGORITHM if self._arrival.found(key) is Arrival.CRC32C else {}
+            with self._connection.asking("write", key) as asked:
+                begun = self._connection.client.create_multipart_upload(
+                    **self._target, **self._encrypted, **algorithm, Key=key
+                )
+                return str(needed(asked, begun, "UploadId"))
         except ObjectMissing:
             raise self._no_bucket() from None
-        with self._connection.asking("write", key):
-            return str(needed(self._connection.asked("write", key), begun, "UploadId"))
 
     def put_part(self, key: str, upload: str, number: int, data: Buffer) -> Part:
         query = {"partNumber": str(number), "uploadId": upload}
-        with self._connection.asking("write", key):
-            asked = self._connection.asked("write", key)
-            # Not all stores check the signature of a body; all of them check this, and one digest is enough.
-            headers = {"Content-MD5": base64.b64encode(md5_of(data)).decode()}
+        arrival = self._arrival.found(key)
+        with self._connection.asking("write", key) as asked:
             answer = self._connection.wire.send(
-                asked, "PUT", key=key, query=query, headers=headers, body=data, digest=UNSIGNED
+                asked, "PUT", key=key, query=query, headers=arrival.headers(data), body=data, digest=UNSIGNED
             )
-            return Part(number, len(data), tag_in(asked, answer.headers))
+            tag = tag_in(asked, answer.headers)
+        if arrival is Arrival.TAG and tag != md5_of(data).hex():
+            raise self._mangled(key)
+        return Part(number, len(data), tag, crc32c(data) if arrival is Arrival.CRC32C else None)
 
     def parts(self, key: str, upload: str) -> list[Part]:
         with self._connection.asking("write", key):
@@ -173,7 +178,8 @@ class S3Bucket:
             ]
 
     def finish(self, key: str, upload: str, parts: Sequence[Part]) -> ObjectInfo:
-        listed = [{"PartNumber": part.number, "ETag": f'"{part.tag}"'} for part in parts]
+        summed = self._arrival.found(key) is Arrival.CRC32C
+        listed = [_as_listed(part, summed=summed) for part in parts]
         with self._connection.asking("write", key):
             done = self._connection.client.complete_multipart_upload(
                 **self._target, Key=key, UploadId=upload, MultipartUpload={"Parts": listed}
@@ -206,5 +212,6 @@ class S3Bucket:
         return head(self._connection, self._target, key)
 
 
-def md5_of(data: Buffer) -> bytes:
-    return hashlib.md5(data, usedforsecurity=False).digest()
+def _as_listed(part: Part, *, summed: bool) -> dict[str, Any]:
+    checksum = {"ChecksumCRC32C": crc_text(part.crc32c)} if summed and part.crc32c is not None else {}
+    return {"PartNumber": part.number, "ETag": f'"{part.tag}"', **checksum}

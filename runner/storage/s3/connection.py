@@ -70,7 +70,7 @@ class Connection:
     def asking(self, operation: Operation, key: str = "") -> Asking:
         """Only our own errors leave the block."""
         way = self._way
-        return Asking(self.asked(operation, key), way.shown, lambda: self._forget(way))
+        return Asking(self.asked(operation, key), way.shown, lambda: self._forget(way), way.source)
 
     def asked(self, operation: Operation, key: str = "") -> Asked:
         return Asked(operation, self.url, key)
@@ -95,7 +95,7 @@ class Connection:
             raise
 
     def _find_way(self) -> _Ways:
-        with Asking(self.asked("list"), self.access.endpoint or "AWS", lambda: None):
+        with Asking(self.asked("list"), self.access.endpoint or "AWS", lambda: None, str):
             return _Ways(self.bucket, self.access)
 
     def _forget(self, way: _Ways) -> None:
@@ -126,6 +126,10 @@ class _Ways:
         # AWS's own endpoint is botocore's to know.
         self._base = (self._endpoint or self.client.meta.endpoint_url).rstrip("/")
         self.shown = _without_secrets(self._base)
+
+    def source(self) -> str:
+        """Where the credentials came from."""
+        return self._settings.login.source
 
     @property
     def _url(self) -> str:

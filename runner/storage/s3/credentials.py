@@ -35,6 +35,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
     ProfileNotFound,
     SSOError,
+    TokenRetrievalError,
     UnauthorizedSSOTokenError,
 )
 from botocore.httpsession import URLLib3Session
@@ -50,6 +51,20 @@ if TYPE_CHECKING:
 
 ASK_AGAIN = timedelta(seconds=60)
 """How long obstore may use a temporary token before it asks us again. Asking is cheap: botocore keeps the token."""
+
+SOURCES = {
+    "env": "the environment",
+    "shared-credentials-file": "{profile}",
+    "config-file": "{profile}",
+    "custom-process": "the credential_process of {profile}",
+    "sso": "the SSO login of {profile}",
+    "login": "the login of {profile}",
+    "assume-role": "the role of {profile}",
+    "assume-role-with-web-identity": "a web identity",
+    "container-role": "the container role",
+    "iam-role": "the instance role of this machine",
+}
+"""botocore's names for where it found credentials, in words."""
 
 HOW_TO = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or `storage.profile`, or give the machine a role; "
@@ -119,6 +134,15 @@ class ChainLogin(Credentials):  # type: ignore[misc]
         """Ourselves, for clients that the session makes."""
         return self
 
+    @property
+    def source(self) -> str:
+        """Where the credentials came from, for people; empty while nobody has looked."""
+        found = self._found
+        if found is None:
+            return ""
+        name = self.session.get_config_variable("profile") or "default"
+        return SOURCES.get(found.method, found.method or "").format(profile=f"profile {name}")
+
     def get_frozen_credentials(self) -> Any:
         """Key, secret and token that are good now. AccessDenied when there are none."""
         try:
@@ -157,9 +181,12 @@ class ChainLogin(Credentials):  # type: ignore[misc]
 _WRONG_SETTINGS = (PartialCredentialsError, ProfileNotFound, InvalidConfigError, ConfigParseError, ConfigNotFound)
 
 
+_NOT_ALLOWED = ("AccessDenied", "ForbiddenException", "UnauthorizedException")
+
+
 def _refused(error: Exception) -> AccessDenied | StoreUnreachable:
     """Why a source gave no credentials. Sources that may come right are asked again."""
-    if isinstance(error, UnauthorizedSSOTokenError | SSOError):
+    if isinstance(error, UnauthorizedSSOTokenError | SSOError | TokenRetrievalError):
         return AccessDenied(f"no credentials for S3: {error}", "log in again: aws sso login")
     if isinstance(error, _WRONG_SETTINGS):
         return AccessDenied(f"no credentials for S3: {error}", "set both key and secret, or mend the profile")
@@ -167,6 +194,8 @@ def _refused(error: Exception) -> AccessDenied | StoreUnreachable:
         return AccessDenied(f"no credentials for S3: their source gives no JSON ({error})", "mend credential_process")
     if isinstance(error, MetadataRetrievalError):
         return StoreUnreachable(f"no credentials for S3: {error}", "the machine's metadata service does not answer")
+    if isinstance(error, ClientError) and error.response.get("Error", {}).get("Code") in _NOT_ALLOWED:
+        return AccessDenied(f"no credentials for S3: {error}", "the role, or the account, is not yours to use")
     return CredentialsExpired(f"no credentials for S3: {error}", "renew them where they come from, or log in again")
 
 

@@ -155,6 +155,9 @@ class Reader:
         here = int(headers["Content-Length"])
         # Some stores call a part 200, some send all where a part was asked for.
         is_part = "Content-Range" in headers
+        if body.status_code == 206:
+            # Then it was no store that obstore does not understand, but somebody who answered once in its place.
+            self._ranges_exactly = False
         size = int(headers["Content-Range"].rpartition("/")[2]) if is_part else here
         found = tag_in(self._connection.asked("read", key), headers)
         _check_version(self._connection, key, found, version)

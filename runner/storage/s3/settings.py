@@ -26,7 +26,11 @@ class Keys(NamedTuple):
 
 
 class Login(Protocol):
-    """The credentials of a bucket. Both raise AccessDenied when there are none."""
+    """The credentials of a bucket. Both calls raise AccessDenied when there are none."""
+
+    @property
+    def source(self) -> str:
+        """Where they came from, for people; empty while nobody has looked."""
 
     def get_frozen_credentials(self) -> Keys:
         """Those that are good now, for botocore's signer."""
@@ -50,6 +54,7 @@ class EnvironmentLogin:
     """Keys that stand in the environment and do not change."""
 
     keys: Keys
+    source: str = "the environment"
 
     def get_frozen_credentials(self) -> Keys:
         return self.keys

@@ -8,10 +8,12 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSPreparedRequest, AWSRequest, HeadersDict
+from botocore.awsrequest import AWSPreparedRequest, AWSRequest, AWSResponse, HeadersDict
 from botocore.httpsession import URLLib3Session
 from botocore.response import StreamingBody
+from urllib3.exceptions import HTTPError
 
+from runner.errors import StoreUnreachable
 from runner.storage.bucket import Buffer
 from runner.storage.refusals import Asked
 from runner.storage.s3.answers import error_in
@@ -68,7 +70,7 @@ class Wire:
             signed["Content-Length"] = str(len(pieces))
         answer = self._pool.send(AWSPreparedRequest(method, request.url, signed, pieces, stream_output=stream))
         if refuse and answer.status_code >= 300:
-            raise error_in(asked, answer.status_code, answer.content)
+            raise error_in(asked, answer.status_code, _body_of(asked, answer))
         return answer
 
     def pieces(self, answer: Any, size: int) -> Iterator[bytes]:
@@ -79,6 +81,13 @@ class Wire:
     def _url(self, key: str, query: Mapping[str, str] | None) -> str:
         path = f"{self._base}/{quote(key, safe='/~')}" if key else f"{self._base}/"
         return f"{path}?{urlencode(query, quote_via=quote, safe='')}" if query else path
+
+
+def _body_of(asked: Asked, answer: AWSResponse) -> bytes:
+    try:
+        return bytes(answer.content)
+    except HTTPError as error:
+        raise StoreUnreachable(f"{asked.what}: the answer was cut off") from error
 
 
 class _Pieces:
