@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from datetime import UTC, datetime
 
 from runner.core import actions as do
@@ -12,9 +14,36 @@ from runner.core.record import Entry
 from runner.core.state import BackingOff, Checkpoint, Finished, Holding, State, Stopping, Waiting, age, owed
 from runner.units import format_duration, format_size
 
+QUIET = 10.0
+"""Seconds between two lines about a store that has trouble: each request of many may fail, again and again."""
+
+_OBJECT = re.compile(r"(\w+://[^/\s]+)/\S*: ")
+
+
+class Story:
+    """The lines of one session, as it goes on: what repeats itself is told now and then."""
+
+    def __init__(self) -> None:
+        self._told_of_trouble_at = -math.inf
+        self._untold = 0
+
+    def __call__(self, entry: Entry) -> list[str]:
+        """What a person wants to read of the next turn of the loop."""
+        lines = narrate(entry)
+        return self._sparingly(entry.at, lines) if isinstance(entry.event, on.StoreStruggled) else lines
+
+    def _sparingly(self, at: float, lines: list[str]) -> list[str]:
+        first, *rest = lines
+        if at - self._told_of_trouble_at < QUIET:
+            self._untold += 1
+            return rest
+        since = f" ({self._untold} more failure(s) since the last such line)" if self._untold else ""
+        self._told_of_trouble_at, self._untold = at, 0
+        return [first + since, *rest]
+
 
 def narrate(entry: Entry) -> list[str]:
-    """What a person wants to read of this turn of the loop; often nothing."""
+    """What is to be told of this turn of the loop; often nothing."""
     lines = tell_event(entry.event, entry.state, entry.before)
     lines += [line for action in entry.actions for line in tell_action(action)]
     return lines + tell_phase(entry)
@@ -59,9 +88,11 @@ def tell_event(event: Event, state: State, before: State) -> list[str]:  # noqa:
         case on.TrainerHung():
             return [f"the trainer hangs: {event.reason}"]
         case on.StoreStruggled():
-            return [f"the store struggles ({event.operation}): {event.reason}; again in {format_duration(event.wait)}"]
+            return [tell_trouble(event)]
         case on.Noticed():
             return [event.text]
+        case on.TrainerJoined():
+            return ["the trainer can be asked to save"]
         case _:
             return []
 
@@ -74,6 +105,13 @@ def tell_lease_held(event: on.LeaseHeld) -> list[str]:
         f"{event.host} runs this job since {since} (session {event.holder}); standing by",
         "this machine takes over when that one leaves without having finished, or dies",
     ]
+
+
+def tell_trouble(event: on.StoreStruggled) -> str:
+    """Which store, and what is the matter; not with which object: that is in the journal."""
+    found = _OBJECT.match(event.reason)
+    who, why = (found[1], event.reason[found.end() :]) if found else ("the store", event.reason)
+    return f"{who} has trouble: {why}; trying again"
 
 
 def tell_recovered(event: on.Recovered) -> str:
@@ -118,6 +156,8 @@ def tell_action(action: Action) -> list[str]:
             return [f"deleting {id_}: {reason}" for id_, reason in action.verdicts]
         case do.KillTrainer():
             return ["the trainer does not stop: killing it and all that it started"]
+        case do.Warn():
+            return [f"warning: {action.alarm.text}"]
         case _:
             return []
 
@@ -135,7 +175,8 @@ def tell_phase(entry: Entry) -> list[str]:
         case Finished(ending) if ending.exit_code == 0:
             return [*warn_of_nothing(entry.state), f"done: {ending.reason}"]
         case Finished(ending):
-            return [f"leaving: {ending.reason}"]
+            # Why is told by the command, at its very end, as every error is.
+            return [f"leaving: exit code {ending.exit_code}"]
         case _:
             return []
 

@@ -19,8 +19,10 @@ def render(told: Status, now: float) -> str:
         ("step", step(told)),
         ("checkpoint", checkpoint(told["checkpoint"])),
         ("at risk", at_risk(told)),
+        ("saves", cadence(told["cadence"])),
         ("resumed", resumed(told["resumed_from"])),
         ("restarts", restarts(told["restarts"])),
+        ("retries", retries(told["retries"], now)),
         ("last stop", last_stop(told["last_stop"])),
         ("goodput", f"{told['goodput']:.1%}" if told["goodput"] is not None else ""),
         ("cost", cost(told["cost"])),
@@ -54,6 +56,11 @@ def lease(held: dict[str, Any] | None) -> str:
         return ""
     waiting = f"; standing by: {', '.join(held['standby'])}" if held["standby"] else ""
     return f"held by {held['host']}{waiting}"
+
+
+def cadence(told: dict[str, Any] | None) -> str:
+    """How often, and why."""
+    return str(told["reason"]) if told else ""
 
 
 def attempt(told: Status) -> str:
@@ -92,6 +99,16 @@ def resumed(source: dict[str, Any] | None) -> str:
 
 def restarts(counts: dict[str, int]) -> str:
     return f"{counts['total']} ({counts['fruitless']} fruitless in a row, {counts['preemptions']} preemption(s))"
+
+
+def retries(counts: dict[str, Any], now: float) -> str:
+    """Of requests to stores; left out where none was needed."""
+    if not counts["total"]:
+        return ""
+    most_first = sorted(counts["operations"].items(), key=lambda one: (-one[1], one[0]))
+    kinds = ", ".join(f"{count} {operation}" for operation, count in most_first)
+    last = counts["last"]
+    return f"{counts['total']} ({kinds}), the last {format_duration(now - last['at'])} ago: {last['reason']}"
 
 
 def last_stop(stop: dict[str, Any] | None) -> str:

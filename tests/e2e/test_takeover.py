@@ -157,8 +157,11 @@ def test_a_store_that_is_not_mounted_gets_no_lease(machine: Machine, write_job: 
     assert machine.run("submit", str(spec)).returncode == 0
     machine.store.rename(machine.store.with_name("elsewhere"))
     machine.store.mkdir()
-    assert machine.run("submit", str(spec)).returncode == 69
+    refused = machine.run("submit", str(spec))
+    assert refused.returncode == 69
     assert list(machine.store.iterdir()) == []
+    assert refused.stderr.count("is not in file://") == 1, "why it leaves is told once"
+    assert "error: run 1 of job job" in refused.stderr
 
 
 @pytest.mark.soak

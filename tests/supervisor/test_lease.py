@@ -17,7 +17,7 @@ from runner.storage.folder import FolderStore
 from runner.storage.memory import Fault, MemoryStore
 from runner.storage.retrying import Retry
 from runner.supervisor.fence import FencedStore
-from runner.supervisor.lease import LeaseGone, LeaseInDoubt, LeasePlace, Tenure
+from runner.supervisor.lease import LeaseGone, LeaseInDoubt, LeasePlace
 from runner.supervisor.lease_body import (
     PERIOD,
     Body,
@@ -29,6 +29,7 @@ from runner.supervisor.lease_body import (
     sign_note,
     write_note,
 )
+from runner.supervisor.lease_protocol import Tenure
 from tests.supervisor.machines import KEY, Machine, written
 from tests.supervisor.sessions import wait_for
 

@@ -27,7 +27,7 @@ from runner.core.state import (
     Stopping,
     Waiting,
 )
-from runner.report.console import narrate
+from runner.report.console import Story, narrate
 
 STORED = Checkpoint("step-10.a1-abcdef", 10, "step-10.pt", 1, 1, 2048, "s10", 5.0)
 SAVED = replace(STORED, id="local:step-20.pt", step=20, signature="s20")
@@ -79,6 +79,7 @@ def told(event: Event, state: State | None = None, *actions: do.Action, before: 
         (on.Restored(1, "x", "/c"), []),
         (on.CheckpointRejected(1, "x", "bad digest"), ["checkpoint x is set aside: bad digest"]),
         (on.TrainerStarted(1, 7, "python train.py"), ["attempt 1, from the beginning: python train.py"]),
+        (on.TrainerJoined(1), ["the trainer can be asked to save"]),
         (on.Progressed(1, 5), []),
         (on.CheckpointSaved(1, SAVED), []),
         (on.TrainerExited(1, 127, not_started="no such file"), ["the command could not be started: no such file"]),
@@ -96,7 +97,8 @@ def told(event: Event, state: State | None = None, *actions: do.Action, before: 
         (on.StopRequested(Ending("stopped", 130, "stopped by Ctrl-C")), ["asked to leave: stopped by Ctrl-C"]),
         (on.NoticeReceived("cloud", 9.0, "taken"), ["this machine goes: taken (cloud)"]),
         (on.NoticeWithdrawn("cloud"), ["the notice was withdrawn (cloud)"]),
-        (on.StoreStruggled("write", "503", 2.0), ["the store struggles (write): 503; again in 2s"]),
+        (on.DeadlineKnown("slurm", 9.0, "the time limit"), []),
+        (on.StoreStruggled("write", "503", 2.0), ["the store has trouble: 503; trying again"]),
         (on.Noticed("something"), ["something"]),
     ],
 )
@@ -153,7 +155,7 @@ def test_what_actions_and_ends_say() -> None:
         "asking the trainer to save and stop, for at most 30s"
     ]
     assert told(on.Woke(), State(Finished(Ending("succeeded", 0, "all good")))) == ["done: all good"]
-    assert told(on.Woke(), State(Finished(Ending("failed", 70, "no good")))) == ["leaving: no good"]
+    assert told(on.Woke(), State(Finished(Ending("failed", 70, "no good")))) == ["leaving: exit code 70"]
 
 
 def test_a_success_without_a_checkpoint_is_no_reason_to_cheer() -> None:
@@ -162,3 +164,34 @@ def test_a_success_without_a_checkpoint_is_no_reason_to_cheer() -> None:
     assert "no checkpoint was ever seen" in warning
     assert done == "done: the trainer finished"
     assert told(on.DoneMarked(), State(ending, Ledger(run=1, done=True, stored=(STORED,)))) == [done]
+
+
+REFUSED = "s3://bucket/jobs/job/lease.json: no answer from http://127.0.0.1:9: Connection refused"
+
+
+def test_trouble_is_told_of_the_store_not_of_each_object() -> None:
+    (line,) = told(on.StoreStruggled("lease", REFUSED, 2.0))
+    assert line == "s3://bucket has trouble: no answer from http://127.0.0.1:9: Connection refused; trying again"
+    (line,) = told(on.StoreStruggled("write", "/mnt/jobs/x: Input/output error", 2.0))
+    assert line == "the store has trouble: /mnt/jobs/x: Input/output error; trying again"
+
+
+def test_trouble_that_goes_on_is_told_now_and_then() -> None:
+    story, lines = Story(), list[tuple[float, str]]()
+    trouble = on.StoreStruggled("lease", REFUSED, 0.1)
+    for second in (100.0, 100.2, 101.0, 109.9, 110.1, 120.2, 150.0):
+        lines += [(second, line) for line in story(Entry(second, State(), trouble, State(), ()))]
+    assert [(second, line.rpartition("; ")[2]) for second, line in lines] == [
+        (100.0, "trying again"),
+        (110.1, "trying again (3 more failure(s) since the last such line)"),
+        (120.2, "trying again"),
+        (150.0, "trying again"),
+    ]
+
+
+def test_what_else_happens_meanwhile_is_told_at_once() -> None:
+    story, trouble = Story(), on.StoreStruggled("lease", REFUSED, 0.1)
+    assert len(story(Entry(100.0, State(), trouble, State(), ()))) == 1
+    assert story(Entry(100.1, State(), on.Noticed("something"), State(), ())) == ["something"]
+    ending = State(Finished(Ending("failed", 69, "no answer")))
+    assert story(Entry(100.2, State(), trouble, ending, ())) == ["leaving: exit code 69"]
