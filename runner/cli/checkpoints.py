@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from runner.checkpoint.restore import pull, verify
 from runner.checkpoint.stored import Unreadable, list_stored, remove
 from runner.cli.jobs import KnownJob, find_job
 from runner.cli.main import HELP
+from runner.cli.questions import confirm
 from runner.core.retention import retain
 from runner.core.state import Checkpoint
 from runner.errors import CorruptData, ExitCode, UsageError
@@ -54,7 +54,17 @@ def list_(job: str, as_json: bool) -> None:
 
 def describe(known: KnownJob, run: int, told: list[Checkpoint | Unreadable]) -> list[dict[str, Any]]:
     stored = tuple(one for one in told if isinstance(one, Checkpoint))
-    reasons = {one.id: one.reason for one in retain(stored, rejected=frozenset(), in_use=None, **asdict(known.keep))}
+    keep = known.keep
+    verdicts = retain(
+        stored,
+        rejected=frozenset(),
+        in_use=None,
+        last=keep.last,
+        every_steps=keep.every_steps,
+        every_seconds=keep.every_seconds,
+        best=keep.best,
+    )
+    reasons = {one.id: one.reason for one in verdicts}
     return [
         {
             "id": one.id,
@@ -122,7 +132,7 @@ def rm(job: str, step: int, yes: bool) -> None:
     run = known.newest_run()
     going = [one.id for one in chosen(known, run, step)]
     if not yes:
-        click.confirm(f"delete {', '.join(going)} from {known.store.url} for good?", abort=True, err=True)
+        confirm(f"delete {', '.join(going)} from {known.store.url} for good?")
     remove(known.store, known.keys, run, going)
     for id_ in going:
         click.echo(f"deleted {id_}")

@@ -12,6 +12,7 @@ import click
 
 from runner.cli.main import HELP, complain
 from runner.cli.progress import SyncReport
+from runner.cli.questions import confirm
 from runner.dataset.cache import CacheEntry, DataCache
 from runner.dataset.fetch import SyncStopped
 from runner.dataset.sync import Dataset
@@ -99,7 +100,8 @@ def list_(spec: Path | None, as_json: bool) -> None:
         click.echo("the cache is empty", err=True)
     for entry in entries:
         state = "in use" if entry.in_use else "complete" if entry.complete else "incomplete"
-        click.echo(f"{format_size(entry.bytes):>10}  {entry.files:>7} file(s)  {state:<10}  {entry.source}")
+        name = entry.source or entry.path.name
+        click.echo(f"{format_size(entry.bytes):>10}  {entry.files:>7} file(s)  {state:<10}  {name}")
 
 
 def as_row(entry: CacheEntry) -> dict[str, object]:
@@ -124,7 +126,7 @@ def clear(sources: tuple[str, ...], everything: bool, spec: Path | None, yes: bo
     if bool(sources) == everything:
         raise UsageError("say which datasets go", "name their sources as cloudrun cache ls shows them, or use --all")
     if not yes:
-        click.confirm(f"delete {', '.join(sources) or 'everything'} from the cache?", abort=True, err=True)
+        confirm(f"delete {', '.join(sources) or 'everything'} from the cache?")
     cleared = cache_of(spec).clear(sources or None)
     for entry in cleared.removed:
         click.echo(f"{entry.source}: {format_size(entry.bytes)} freed")

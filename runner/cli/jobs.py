@@ -14,7 +14,7 @@ import click
 
 from runner.checkpoint.layout import LocalLayout, StoreLayout, state_dir
 from runner.core.ledger import Account, fold
-from runner.core.policy import Keep
+from runner.core.policy import Best, Keep
 from runner.errors import StoreError, UsageError
 from runner.files import is_locked
 from runner.spec import SpecInvalid, load_spec
@@ -128,4 +128,11 @@ def known_here(environ: Mapping[str, str]) -> Iterator[dict[str, Any]]:
 
 def from_record(told: Mapping[str, Any], environ: Mapping[str, str]) -> KnownJob:
     local = LocalLayout(state_dir(environ), Path(told["cache"]), told["job"], told["store"])
-    return KnownJob(told["job"], open_recorded(told["store"], told["access"], environ), local, Keep(**told["keep"]))
+    store = open_recorded(told["store"], told["access"], environ)
+    return KnownJob(told["job"], store, local, keep_of(told["keep"]))
+
+
+def keep_of(told: Mapping[str, Any]) -> Keep:
+    """As :func:`dataclasses.asdict` wrote it."""
+    best = told.get("best")
+    return Keep(**{**told, "best": Best(**best) if best else None})

@@ -16,11 +16,13 @@ import click
 from runner.checkpoint.layout import Segment
 from runner.cli.jobs import KnownJob, find_job, from_record, known_here
 from runner.cli.main import HELP
+from runner.core.ledger import Account, fold
 from runner.core.ledger import status as status_of
 from runner.errors import CloudrunError, UsageError
+from runner.report.retries import Retries, describe, tally
 from runner.report.status import render, summary
 from runner.storage.api import ObjectStore
-from runner.supervisor.history import local_segments, order, segment_bytes, stored_segments
+from runner.supervisor.history import journal_lines, local_segments, order, segment_bytes, stored_segments
 from runner.supervisor.lease_body import Body, read_body
 from runner.wiring.supervision import read_supervisor
 
@@ -53,15 +55,28 @@ def status(job: str | None, as_json: bool, watch: bool) -> None:
 
 def where_it_stands(known: KnownJob, now: float) -> dict[str, Any]:
     """The status; of a supervisor on another machine nobody here can tell whether it lives."""
-    account = known.account()
+    account, retries = read_journal(known)
     here = read_supervisor(known.local).get("session") if known.is_alive() else None
     speaks = bool(account.sessions) and account.sessions[-1].id == here
-    told = status_of(known.name, account, now, alive=speaks)
+    told = status_of(known.name, account, now, alive=speaks) | {"retries": describe(retries)}
     if not told["alive"] and told["host"] != socket.gethostname():
         told["alive"] = None
     lease = known.ask(lambda store: read_body(store, known.keys.lease()) if store else None, enough=True)
     told["lease"] = describe_lease(lease) if lease else told["lease"]
     return told if here is None or speaks else told | standing_by(told["lease"], here)
+
+
+def read_journal(known: KnownJob) -> tuple[Account, Retries]:
+    """What all lines of the newest run amount to, from here and from the store."""
+    run = known.newest_run()
+
+    def read(store: ObjectStore | None) -> tuple[Account, Retries]:
+        account, retries = Account(), Retries()
+        for line in journal_lines(store, known.local, run):
+            account, retries = fold(account, line), tally(retries, line)
+        return account, retries
+
+    return known.ask(read, enough=bool(local_segments(known.local, run, "journal")))
 
 
 def describe_lease(lease: Body) -> dict[str, Any] | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +17,7 @@ from runner import __version__
 from runner.errors import CloudrunError, ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 # name -> (module, what it does). One row per command; the function in the module has the command's name.
 COMMANDS = {
@@ -35,8 +36,31 @@ COMMANDS = {
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
+class ReaderGone(Exception):
+    """Who read our output has left (``| head``): the rest is not wanted."""
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Click ends with 1 when it meets a closed pipe: it must not meet one."""
+    try:
+        yield
+    except BrokenPipeError as gone:
+        raise ReaderGone from gone
+
+
 class LazyGroup(click.Group):
     """A group that imports a command's module when the command is called."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        with reader_may_leave():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with reader_may_leave():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
@@ -66,9 +90,10 @@ def cloudrun(debug: bool) -> None:
 
 def complain(message: str, hint: str = "") -> None:
     """Print an error as every command does: what is wrong, then what to do."""
-    click.echo(f"error: {message}", err=True)
-    if hint:
-        click.echo(f"hint: {hint}", err=True)
+    with suppress(BrokenPipeError):
+        click.echo(f"error: {message}", err=True)
+        if hint:
+            click.echo(f"hint: {hint}", err=True)
 
 
 def told(error: Exception) -> tuple[str, str]:
@@ -98,8 +123,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
         complain(error.message, error.hint)
         code = error.exit_code
-    except BrokenPipeError:
-        # The reader of our output went away (| head): the rest is not wanted.
+    except ReaderGone:
+        # Python writes what is left when it ends, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = ExitCode.SUCCEEDED
     except Exception as error:

@@ -21,11 +21,11 @@ from runner.spec import (
     JobSpec,
     Problem,
     SpecInvalid,
+    doubts,
     load_spec,
     not_yet,
     spec_from_text,
     unmet_needs,
-    unmet_store_needs,
 )
 from runner.spec import schema as job_schema
 
@@ -53,12 +53,13 @@ NO_TRAINERS = ("setup.py", "conftest.py", "noxfile.py", "manage.py", "__init__.p
 def validate(spec_path: Path, overrides: Sequence[str], *, online: bool, as_json: bool) -> None:
     """Check a job spec and what it needs on this machine.
 
-    All problems are reported at once; the exit code is 0 or 78.
+    All problems are reported at once. The exit code is 0, or what submit would leave with: 78 for a bad spec, with
+    --online also 69 (a store does not answer) and 77 (access denied).
     """
     try:
         spec = load_spec(spec_path, overrides=overrides, environ=os.environ)
         errors = (*unmet_needs(spec, os.environ), *(_unmet_online(spec) if online else ()))
-        warnings: tuple[Problem, ...] = not_yet(spec)
+        warnings: tuple[Problem, ...] = (*doubts(spec), *not_yet(spec))
     except SpecInvalid as invalid:
         spec, errors, warnings = None, invalid.problems, ()
     except UsageError as error:
@@ -67,26 +68,31 @@ def validate(spec_path: Path, overrides: Sequence[str], *, online: bool, as_json
         _print_json({"valid": False, "errors": [_without_place(spec_path, error)], "warnings": []})
         raise click.exceptions.Exit(error.exit_code) from None
     if as_json:
-        _print_json({"valid": not errors, "errors": list(map(asdict, errors)), "warnings": list(map(asdict, warnings))})
+        _print_json(
+            {"valid": not errors, "errors": list(map(asdict, errors)), "warnings": list(map(_harmless, warnings))}
+        )
     else:
         _print_verdict(spec_path, spec, errors, warnings)
-    raise click.exceptions.Exit(ExitCode.BAD_SPEC if errors else ExitCode.SUCCEEDED)
+    raise click.exceptions.Exit(errors[0].exit_code if errors else ExitCode.SUCCEEDED)
 
 
 def _unmet_online(spec: JobSpec) -> Iterator[Problem]:
-    from runner.cli.online import unmet_in_cloud  # noqa: PLC0415 - brings the clients of all stores along
+    from runner.cli.stores import unmet_in_stores  # noqa: PLC0415 - brings the clients of all stores along
 
-    yield from unmet_store_needs(spec, os.environ)
-    yield from unmet_in_cloud(spec, os.environ)
+    yield from unmet_in_stores(spec, os.environ)
 
 
 def _print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
+def _harmless(warning: Problem) -> dict[str, Any]:
+    return {name: value for name, value in asdict(warning).items() if name != "exit_code"}
+
+
 def _without_place(spec_path: Path, error: UsageError) -> dict[str, Any]:
     place = {"file": str(spec_path), "line": None, "column": None, "key": ""}
-    return {**place, "message": error.message, "hint": error.hint}
+    return {**place, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
 
 
 def _print_verdict(

@@ -17,7 +17,7 @@ from runner.core.record import Entry
 from runner.core.state import Checkpoint, Ending, age
 from runner.errors import ExitCode
 from runner.files import is_locked
-from runner.report.console import narrate
+from runner.report.console import Story
 from runner.spec import SpecInvalid, load_spec, not_yet, unmet_needs
 from runner.storage.api import find
 from runner.supervisor.history import stored_runs
@@ -65,7 +65,7 @@ class Submission:
             f"store       {job.local.store_url}",
             f"command     {Secrets(spec.secret_values(job.environ)).redact_text(command)}",
             f"workdir     {spec.working_directory}",
-            f"checkpoints {spec.checkpoint_dir or job.local.checkpoints(run)}",
+            f"checkpoints {', '.join(spec.checkpoint_globs) or spec.checkpoint_dir or job.local.checkpoints(run)}",
         ]
         lines += [f"data        {data.source} -> {data.target or '.'}" for data in spec.data]
         newest = max(stored, key=age, default=None)
@@ -84,8 +84,10 @@ class Submission:
         def say(text: str) -> None:
             errors.feed(f"[cloudrun] {redact(text)}\n".encode("utf-8", "replace"))
 
+        story = Story()
+
         def tell(entry: Entry) -> None:
-            for line in narrate(entry):
+            for line in story(entry):
                 say(line)
 
         try:

@@ -1,5 +1,6 @@
 """The job spec: YAML in, a validated and frozen JobSpec out, or every problem at once with its place."""
 
+from runner.spec.doubts import doubts
 from runner.spec.load import load_spec, problem_at, spec_from_text
 from runner.spec.model import (
     Backoff,
@@ -52,6 +53,7 @@ __all__ = [
     "Stop",
     "Storage",
     "StorageOptions",
+    "doubts",
     "load_spec",
     "not_yet",
     "problem_at",

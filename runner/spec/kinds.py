@@ -24,8 +24,8 @@ PLACEHOLDERS = ("{path}", "{step}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.ASCII | re.DOTALL)
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,62}", re.ASCII)
 _PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%", re.ASCII)
+_FOUR_NUMBERS = re.compile(r"[0-9]+(\.[0-9]+){3}", re.ASCII)
 _HOST_PORT = re.compile(r"([A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", re.ASCII)
 
 Read = Callable[[object], Any]
@@ -262,12 +262,35 @@ def read_sources(raw: object) -> str | tuple[str, ...]:
     return tuple(read_text(_word(item, index)) for index, item in enumerate(raw))
 
 
+def read_best(raw: object) -> str:
+    """``loss`` as ``min loss``."""
+    words = read_text(raw).split()
+    if len(words) == 1 and words[0] not in ("min", "max"):
+        return f"min {words[0]}"
+    if len(words) != 2 or words[0] not in ("min", "max"):
+        raise Wrong("must be the name of a metric", "write it like val_loss, or max val_accuracy")
+    return " ".join(words)
+
+
 def read_folders(raw: object) -> str | tuple[str, ...]:
     if isinstance(raw, tuple):
         if not raw:
             raise Wrong("must not be empty", echo=False)
-        return tuple(read_text(_word(item, index)) for index, item in enumerate(raw))
-    return read_text(raw)
+        return tuple(_read_glob(_word(item, index)) for index, item in enumerate(raw))
+    text = read_text(raw)
+    return _read_glob(text) if is_glob(text) else text
+
+
+def is_glob(text: str) -> bool:
+    """Whether it stands for many names, and not for a folder."""
+    return any(sign in text for sign in "*?[")
+
+
+def _read_glob(raw: object) -> str:
+    text = read_text(raw)
+    if text.startswith(("/", "~")) or ".." in text.split("/") or "**" in text:
+        raise Wrong("must lie inside the workdir, and * does not cross folders", "write it like runs/*/weights/*.pt")
+    return text
 
 
 def read_store(raw: object) -> str:
@@ -285,7 +308,7 @@ def _read_url(raw: object) -> str:
     scheme, rest = match.groups()
     if scheme not in SCHEMES:
         raise Wrong("must begin with s3://, obs:// or file://")
-    _check_folder(rest) if scheme == "file" else _check_bucket(rest)
+    _check_folder(rest) if scheme == "file" else _check_bucket(scheme, rest)
     if any(part in (".", "..") for part in rest.split("/")) or not rest.isprintable():
         raise Wrong("must be a plain path, without . and .. parts or control characters")
     return match[0]
@@ -304,14 +327,33 @@ def _check_folder(rest: str) -> None:
         raise Wrong("must name a folder, not the whole disk")
 
 
-def _check_bucket(rest: str) -> None:
+def _check_bucket(scheme: str, rest: str) -> None:
     bucket, _, prefix = rest.partition("/")
     if "@" in bucket:
         raise Wrong("must not hold credentials", "give them in the environment or in a profile", echo=False)
-    if not _BUCKET.fullmatch(bucket):
-        raise Wrong("must name a bucket, 3 to 63 characters, after ://")
+    if ":" in bucket:
+        hint = "the address of a service goes into storage.endpoint; ARNs are not understood"
+        raise Wrong("must name a bucket after ://, without ':'", hint)
+    for demand, holds in _DEMANDS_ON_BUCKETS:
+        if not holds(bucket):
+            raise Wrong(f"must name a bucket {demand}", _BUCKET_HINT)
+    if scheme == "obs" and any(pair in bucket for pair in (".-", "-.")):
+        raise Wrong("must name a bucket without '.' and '-' side by side", "OBS has no such bucket")
     if any(mark in prefix for mark in "?#"):
         raise Wrong("must be a plain prefix, without ? and #")
+
+
+_BUCKET_HINT = "a bucket has 3 to 63 of a-z, 0-9, '.' and '-', of which the first and the last are letters or digits"
+
+_DEMANDS_ON_BUCKETS: tuple[tuple[str, Callable[[str], object]], ...] = (
+    ("after ://", bool),
+    ("of 3 to 63 characters", lambda name: 3 <= len(name) <= 63),
+    ("without capital letters", lambda name: name == name.lower()),
+    ("of a-z, 0-9, '.' and '-' only", re.compile(r"[a-z0-9.-]*", re.ASCII).fullmatch),
+    ("that begins and ends with a letter or a digit", re.compile(r"[a-z0-9].*[a-z0-9]", re.ASCII).fullmatch),
+    ("without two dots in a row", lambda name: ".." not in name),
+    ("that does not look like an IP address", lambda name: not _FOUR_NUMBERS.fullmatch(name)),
+)
 
 
 def read_target(raw: object) -> str:
@@ -382,6 +424,7 @@ KeptLogs = Annotated[int | str, *_written(read_kept_logs, **_or_word("all", {"ty
 Folders = Annotated[
     str | tuple[str, ...], *_written(read_folders, anyOf=[_TEXT, {"type": "array", "minItems": 1, "items": _TEXT}])
 ]
+BestOf = Annotated[str, *_written(read_best, type="string", examples=["val_loss", "max val_accuracy"])]
 StoreUrl = Annotated[str, *_written(read_store, **_URL_SCHEMA)]
 SourceUrl = Annotated[str, *_written(read_source, **_URL_SCHEMA)]
 Target = Annotated[str, *_written(read_target, type="string", examples=["images/train"])]

@@ -12,6 +12,15 @@ from runner.spec.model import JobSpec, Section
 EACH = "*"
 """Stands in a path for the number of a list item."""
 
+_ONE_GIVE_UP = "unknown key: it is about the job, so it stands once, for all stores", "write storage.give_up"
+
+ELSEWHERE: dict[Loc, tuple[str, str]] = {
+    ("storage", "s3", "give_up"): _ONE_GIVE_UP,
+    ("storage", "obs", "give_up"): _ONE_GIVE_UP,
+    ("storage", "file"): ("unknown key: a folder takes no options", "remove it"),
+}
+"""Message and hint for keys that one could well expect, but that would do nothing there."""
+
 
 @cache
 def known_paths() -> tuple[tuple[str, ...], ...]:
@@ -42,6 +51,8 @@ def _section_of(annotation: object) -> tuple[type[Section] | None, bool]:
 
 def suggestion(loc: Loc) -> tuple[str, str]:
     """Message and hint for an unknown key at ``loc``: the nearest known key, or what may stand there."""
+    if loc in ELSEWHERE:
+        return ELSEWHERE[loc]
     parent, name = loc[:-1], str(loc[-1])
     way = tuple(EACH if isinstance(part, int) else part for part in parent)
     siblings = [path[-1] for path in known_paths() if path[:-1] == way]

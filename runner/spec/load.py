@@ -7,13 +7,14 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from runner.errors import UsageError
+from runner.errors import ExitCode, UsageError
 from runner.spec import document
 from runner.spec.document import MAX_BYTES, Loc, Node, Scalar, Spot, find, scalars, shown, to_python, value_of
 from runner.spec.env_file import read_env_file
@@ -60,14 +61,16 @@ def spec_from_text(raw_text: str, path: Path, *, overrides: Sequence[str] = (), 
     return spec
 
 
-def problem_at(spec: JobSpec, key: str, message: str, hint: str = "") -> Problem:
+def problem_at(
+    spec: JobSpec, key: str, message: str, hint: str = "", *, exit_code: ExitCode = ExitCode.BAD_SPEC
+) -> Problem:
     """A problem with the value of ``key`` (a dotted path), at its place in the file the spec came from.
 
     Secret values in it are masked.
     """
     loc = tuple(int(part) if part.isdecimal() else part for part in key.split(".")) if key else ()
     _, spot, _, _ = find(spec.origin.tree, loc)
-    return masked(spot.problem(loc, message, hint), spec.origin.secrets)
+    return masked(replace(spot.problem(loc, message, hint), exit_code=exit_code), spec.origin.secrets)
 
 
 def _absolute(path: Path) -> Path:

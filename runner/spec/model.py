@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from runner.spec.document import Mapping
 from runner.spec.kinds import (
+    BestOf,
     Cadence,
     Currency,
     Duration,
@@ -47,6 +48,7 @@ from runner.spec.kinds import (
     Variables,
     Webhook,
     Words,
+    is_glob,
 )
 from runner.spec.problems import Wrong
 from runner.units import parse_duration
@@ -99,17 +101,16 @@ class StorageOptions(Section):
     concurrency: int | None = Field(
         default=None, ge=1, le=1024, description="Transfers at the same time. Empty: chosen by size."
     )
-    give_up: Duration = _time(
-        "1h", "How long a finished job keeps trying to store its last checkpoint before it leaves with code 73."
-    )
 
 
 class Storage(StorageOptions):
     """Options for every store, and more for the stores of one URL scheme."""
 
+    give_up: Duration = _time(
+        "1h", "How long a finished job keeps trying to store its last checkpoint before it leaves with code 73."
+    )
     s3: StorageOptions | None = _key(None, "Options for s3:// only; they go over those beside it.")
     obs: StorageOptions | None = _key(None, "Options for obs:// only; they go over those beside it.")
-    file: StorageOptions | None = _key(None, "Options for file:// only; they go over those beside it.")
 
     @model_validator(mode="after")
     def _encrypted(self) -> Storage:
@@ -120,12 +121,17 @@ class Storage(StorageOptions):
                 raise Wrong("does nothing without sse: aws:kms beside it", at=at)
         return self
 
-    def for_scheme(self, scheme: str) -> StorageOptions:
+    @model_validator(mode="after")
+    def _without_profiles(self) -> Storage:
+        if self.obs is not None and self.obs.profile:
+            hint = "set OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY, or give the machine an agency"
+            raise Wrong("does nothing: OBS knows no profiles", hint, at=("obs", "profile"), echo=False)
+        return self
+
+    def for_scheme(self, scheme: str) -> Storage:
         """The options that hold for one URL scheme: the general ones, overlaid by the scheme's own."""
-        own: StorageOptions | None = {"s3": self.s3, "obs": self.obs, "file": self.file}.get(scheme)
-        general = {name: getattr(self, name) for name in StorageOptions.model_fields}
-        special = {name: getattr(own, name) for name in own.model_fields_set} if own else {}
-        return StorageOptions.model_construct(**{**general, **special})
+        own: StorageOptions | None = {"s3": self.s3, "obs": self.obs}.get(scheme)
+        return self.model_copy(update={name: getattr(own, name) for name in own.model_fields_set} if own else {})
 
 
 class Data(Section):
@@ -161,14 +167,21 @@ class Keep(Section):
     every: Milestones | None = _key(
         None, "Milestones that stay for good: one each so many steps, or each so long.", examples=(10000, "1d")
     )
-    best: Text | None = _key(None, "Name of the metric whose best checkpoint stays.", examples=("val_loss",))
+    best: BestOf | None = _key(
+        None,
+        "The metric whose best checkpoint stays; `max` before it where more is better. The trainer reports it.",
+        examples=("val_loss", "max val_accuracy"),
+    )
 
 
 class Checkpoints(Section):
     """Where the trainer writes checkpoints, how they are known, and how it starts from one."""
 
     dir: Folders | None = _key(
-        None, "Folder the trainer writes to, relative to the workdir; or globs. Empty: `$CLOUDRUN_CHECKPOINT_DIR`."
+        None,
+        "Folder the trainer writes to, relative to the workdir; or globs of the checkpoints themselves, inside the "
+        "workdir. Empty: `$CLOUDRUN_CHECKPOINT_DIR`.",
+        examples=("out", ["runs/*/weights/*.pt"]),
     )
     format: Format = _key("auto", "Whose files they are. `auto` looks; `any` takes every file or folder that is still.")
     every: Cadence = _key("auto", "How often to upload. `auto` weighs what a save costs against what is at risk.")
@@ -465,7 +478,16 @@ class JobSpec(Section):
     def checkpoint_dir(self) -> Path | None:
         """The folder the trainer writes to, absolute; None when it is ours to choose, or globs are given."""
         chosen = self.checkpoints.dir
-        return self._path(chosen, self.working_directory) if isinstance(chosen, str) else None
+        if not isinstance(chosen, str) or is_glob(chosen):
+            return None
+        return self._path(chosen, self.working_directory)
+
+    @property
+    def checkpoint_globs(self) -> tuple[str, ...]:
+        """Patterns of the checkpoints' own names, relative to the workdir; empty where there is one folder for all."""
+        chosen = self.checkpoints.dir
+        globs = (chosen,) if isinstance(chosen, str) else chosen or ()
+        return globs if self.checkpoint_dir is None else ()
 
     def store_url(self, environ: ReadOnly[str, str]) -> str:
         """The store; by default a folder in the user's data directory."""

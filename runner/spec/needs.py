@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from runner.errors import ExitCode
 from runner.spec.load import problem_at
 from runner.spec.model import JobSpec, home_of
 from runner.spec.problems import Problem
@@ -80,6 +81,8 @@ def _program_hint(name: str) -> str:
         return "the path is relative to the workdir, and the file must be executable"
     if _PYTHON.fullmatch(name):
         return "activate the environment first, or write python3 or a full path"
+    if "=" in name:
+        return "no shell runs: variables for the trainer go into env"
     return "install it, or activate its environment first; no shell runs, so aliases and builtins are unknown"
 
 
@@ -109,20 +112,29 @@ def _missing_sources(spec: JobSpec) -> Iterator[Problem]:
     for index, entry in enumerate(spec.data):
         path = Path(entry.source.removeprefix(_FILE))
         if entry.source.startswith(_FILE) and not os.access(path, os.R_OK):
-            reason = "cannot be read" if os.path.exists(path) else "does not exist"
-            message = f"{_shown(spec, entry.source, str(path))} {reason}"
-            yield problem_at(spec, f"data.{index}.source", message, "check the path, or mount the disk")
+            there = os.path.exists(path)
+            message = f"{_shown(spec, entry.source, str(path))} {'cannot be read' if there else 'does not exist'}"
+            code = ExitCode.ACCESS_DENIED if there else ExitCode.BAD_SPEC
+            yield problem_at(spec, f"data.{index}.source", message, "check the path, or mount the disk", exit_code=code)
 
 
 def _unwritable_store(spec: JobSpec, environ: Mapping[str, str]) -> Iterator[Problem]:
     url = spec.store_url(environ)
     folder = Path(url.removeprefix(_FILE))
     if url.startswith(_FILE) and not can_be_written(folder):
+        is_folder = os.path.isdir(nearest(folder))
         message = f"{_shown(spec, spec.store or '', str(folder))} cannot be written"
-        yield problem_at(spec, "store", message, "choose a folder that you may write to")
+        code = ExitCode.ACCESS_DENIED if is_folder else ExitCode.STORE_UNREACHABLE
+        hint = "choose a folder that you may write to" if is_folder else "a store is a folder; give another path"
+        yield problem_at(spec, "store", message, hint, exit_code=code)
 
 
 def can_be_written(folder: Path) -> bool:
     """True where the folder is writable, or could be made. Nothing is made."""
-    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    return os.path.isdir(nearest) and os.access(nearest, os.W_OK | os.X_OK)
+    there = nearest(folder)
+    return os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)
+
+
+def nearest(folder: Path) -> Path:
+    """The folder itself, or what of the way to it exists."""
+    return next(path for path in (folder, *folder.parents) if os.path.lexists(path))

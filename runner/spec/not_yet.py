@@ -14,14 +14,6 @@ from runner.spec.problems import Problem, in_order
 Test = Callable[[object], bool]
 
 
-def _several(value: object) -> bool:
-    return isinstance(value, tuple) or (isinstance(value, str) and any(sign in value for sign in "*?["))
-
-
-def _foreign_format(value: object) -> bool:
-    return value not in ("auto", "torch", "any")
-
-
 class Later(NamedTuple):
     """A key (``*`` is any item, a final ``**`` all keys below), what of it comes later, and what to do today.
 
@@ -36,11 +28,6 @@ class Later(NamedTuple):
 
 LATER = (
     Later("data.*.mode", "{value}", "write mode: copy"),
-    Later("checkpoints.dir", "more than one folder", "give one folder, without wildcards", _several),
-    Later("checkpoints.format", "{value}", "write any: files that are still are taken as complete", _foreign_format),
-    Later("checkpoints.keep.best"),
-    Later("checkpoints.ask"),
-    Later("checkpoints.inject"),
     Later("interruption.**"),
     Later("limits.**"),
     Later("slowdown.**"),

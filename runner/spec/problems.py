@@ -15,7 +15,8 @@ class Problem:
     """One fault, or one warning, at one place. ``line`` and ``column`` start at 1.
 
     ``key`` is the dotted path, empty when the whole file is meant. In a ``--set`` override ``file`` is ``--set``,
-    ``line`` says which override and ``column`` where in its text.
+    ``line`` says which override and ``column`` where in its text. ``exit_code`` is what a command that meets it leaves
+    with.
     """
 
     file: str
@@ -24,6 +25,7 @@ class Problem:
     key: str
     message: str
     hint: str = ""
+    exit_code: ExitCode = ExitCode.BAD_SPEC
 
     def __str__(self) -> str:
         what = f"{self.key}: {self.message}" if self.key else self.message

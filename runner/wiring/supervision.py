@@ -18,7 +18,7 @@ from runner import __version__
 from runner.checkpoint.layout import LocalLayout
 from runner.clock import Clock, SystemClock
 from runner.core.events import Event, Started, StoreStruggled
-from runner.core.policy import Keep, Policy
+from runner.core.policy import Best, Keep, Policy
 from runner.core.record import Entry
 from runner.core.state import Ending
 from runner.dataset.sync import SyncProgress
@@ -39,7 +39,6 @@ from runner.supervisor.session import Session
 from runner.supervisor.trainer import OrphanReaper
 from runner.wiring.places import STORE_PATIENCE, Job, open_cache, open_source
 
-AUTO_UPLOAD_EVERY = 300.0
 # Share of a lease's period that one question about it, or one write under it, may take.
 QUICK = 0.125
 # Commands that ask whether a job runs hold its lock for a moment.
@@ -50,8 +49,8 @@ def make_policy(spec: JobSpec) -> Policy:
     keep, restart = spec.checkpoints.keep, spec.restart
     every = spec.checkpoints.every
     return Policy(
-        upload_every=AUTO_UPLOAD_EVERY if isinstance(every, str) else every,
-        give_up_storing=spec.storage.for_scheme((spec.store or "file").partition("://")[0]).give_up,
+        upload_every=None if isinstance(every, str) else every,
+        give_up_storing=spec.storage.give_up,
         grace=spec.stop.grace,
         max_without_progress=restart.max_without_progress,
         backoff_first=restart.backoff.first,
@@ -61,8 +60,17 @@ def make_policy(spec: JobSpec) -> Policy:
             last=keep.last,
             every_steps=keep.every if isinstance(keep.every, int) else None,
             every_seconds=keep.every if isinstance(keep.every, float) else None,
+            best=best_of(keep.best),
         ),
     )
+
+
+def best_of(told: str | None) -> Best | None:
+    """From the spec's words: ``min`` or ``max``, and the metric."""
+    if told is None:
+        return None
+    mode, _, metric = told.partition(" ")
+    return Best(metric, "max" if mode == "max" else "min")
 
 
 class Orphans:

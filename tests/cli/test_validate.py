@@ -58,6 +58,7 @@ def test_json_is_all_that_is_printed(tmp_path: Path) -> None:
     told = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
     assert (told["valid"], told["errors"], told["warnings"][0]["key"]) == (True, [], "logs.keep")
+    assert "exit_code" not in told["warnings"][0]
     done = validate(tmp_path, "job.yaml", "--json", "--set", "restart.backof=3")
     told = json.loads(done.stdout)
     assert (done.returncode, done.stderr, told["valid"]) == (78, "", False)
@@ -69,6 +70,7 @@ def test_json_is_all_that_is_printed(tmp_path: Path) -> None:
             "key": "restart.backof",
             "message": "unknown key, did you mean restart.backoff?",
             "hint": "",
+            "exit_code": 78,
         }
     ]
 

@@ -66,7 +66,7 @@ def test_a_minimal_job_has_the_defaults_of_the_reference(tmp_path: Path) -> None
         "store": None,
         "storage": {
             **dict.fromkeys(["endpoint", "region", "addressing", "profile", "sse", "kms_key", "concurrency"]),
-            **dict.fromkeys(["s3", "obs", "file"]),
+            **dict.fromkeys(["s3", "obs"]),
             "requester_pays": False,
             "give_up": 3600.0,
         },
@@ -122,7 +122,7 @@ def test_every_key_of_a_full_job_arrives_in_its_final_type(tmp_path: Path) -> No
     assert (spec.data[0].verify, spec.data[1].verify) == (True, False)
     assert spec.cache.limit == 0.5
     assert spec.checkpoints.every == 600.0
-    assert (spec.checkpoints.keep.every, spec.checkpoints.keep.best) == (1000, "loss")
+    assert (spec.checkpoints.keep.every, spec.checkpoints.keep.best) == (1000, "min loss")
     assert spec.checkpoints.resume == ("--resume", "{path}", "--step", "{step}")
     assert (spec.checkpoints.ask, spec.stop.signal, spec.stop.grace) == ("SIGUSR1", "SIGUSR2", 60.0)
     assert spec.interruption.sources == ("aws", "files")
@@ -194,11 +194,11 @@ def test_a_command_list_is_taken_as_it_is_and_may_hold_numbers(tmp_path: Path) -
 
 
 def test_anchors_and_merges_within_reason(tmp_path: Path) -> None:
-    text = "name: &n a\ncommand: [run, *n]\nstorage: {s3: &s {region: x}, obs: {<<: *s, profile: p}}\n"
+    text = "name: &n a\ncommand: [run, *n]\nstorage: {s3: &s {region: x}, obs: {<<: *s, concurrency: 2}}\n"
     spec = load(tmp_path, text)
     assert spec.argv == ("run", "a")
     assert spec.storage.obs is not None
-    assert (spec.storage.obs.region, spec.storage.obs.profile) == ("x", "p")
+    assert (spec.storage.obs.region, spec.storage.obs.concurrency) == ("x", 2)
 
 
 def test_the_environment_of_the_trainer(tmp_path: Path) -> None:

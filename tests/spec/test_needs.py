@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from runner.errors import ExitCode
 from runner.spec import load_spec, unmet_needs, unmet_store_needs
 from runner.spec.needs import python_script
 
@@ -83,6 +85,32 @@ def test_stores_and_sources(tmp_path: Path) -> None:
         f"3:17: data.0.source: {tmp_path}/none does not exist"
     ]
     assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "job.yaml"])
+
+
+def test_each_need_has_the_exit_code_of_submit(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    text = f"command: sh\nstore: file://{tmp_path}/file/x\ndata: [{{source: 'file://{tmp_path}/none'}}]"
+    path = tmp_path / "job.yaml"
+    path.write_text(f"name: a\n{text}\n")
+    found = {problem.key: problem for problem in unmet_store_needs(load_spec(path, environ={}), {})}
+    assert found["store"].exit_code == ExitCode.STORE_UNREACHABLE
+    assert found["store"].hint == "a store is a folder; give another path"
+    assert found["data.0.source"].exit_code == ExitCode.BAD_SPEC
+
+
+def test_variables_before_a_program_are_explained(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("name: a\ncommand: A=1 python train.py\n")
+    (found,) = unmet_needs(load_spec(path, environ={}), {"PATH": os.environ["PATH"]})
+    assert found.hint == "no shell runs: variables for the trainer go into env"
+
+
+@pytest.mark.root
+def test_a_store_on_a_disk_that_may_not_be_written(tmp_path: Path, mount: Callable[[str], Path]) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"name: a\ncommand: sh\nstore: file://{mount('ro')}/x\n")
+    (found,) = unmet_store_needs(load_spec(path, environ={}), {})
+    assert (found.exit_code, found.hint) == (ExitCode.ACCESS_DENIED, "choose a folder that you may write to")
 
 
 @pytest.mark.parametrize("folder", [".", "..", "/", "../.."])

@@ -14,12 +14,6 @@ OK = "name: a\ncommand: b\n"
 
 TABLE = [
     ("data:\n  - source: file:///x\n    mode: stream", "5:11: data.0.mode: stream"),
-    ("checkpoints: {dir: [a, b]}", "3:20: checkpoints.dir: more than one folder"),
-    ('checkpoints: {dir: "runs/*"}', "3:20: checkpoints.dir: more than one folder"),
-    ("checkpoints: {format: dcp}", "3:23: checkpoints.format: dcp"),
-    ("checkpoints: {keep: {best: loss}}", "3:28: checkpoints.keep.best: this key"),
-    ("checkpoints: {ask: USR1}", "3:20: checkpoints.ask: this key"),
-    ("checkpoints: {inject: true}", "3:23: checkpoints.inject: this key"),
     ("interruption: {rebalance: leave}", "3:27: interruption.rebalance: this key"),
     ("limits: {idle: 5m}", "3:16: limits.idle: this key"),
     ("limits: {startup: none}", "3:19: limits.startup: this key"),

@@ -114,7 +114,41 @@ TABLE = [
         "3:8: store: must be a plain path, without . and .. parts or control characters, not 'file:///a/../b'",
     ),
     ("store: gs://bucket", "3:8: store: must begin with s3://, obs:// or file://, not 'gs://bucket'"),
-    ("store: s3:///x", "3:8: store: must name a bucket, 3 to 63 characters, after ://, not 's3:///x'"),
+    ("store: s3:///x", "3:8: store: must name a bucket after ://, not 's3:///x'"),
+    ("store: s3://ab/x", "3:8: store: must name a bucket of 3 to 63 characters, not 's3://ab/x'"),
+    ("store: s3://My-Jobs/x", "3:8: store: must name a bucket without capital letters, not 's3://My-Jobs/x'"),
+    ("store: obs://my_jobs", "3:8: store: must name a bucket of a-z, 0-9, '.' and '-' only, not 'obs://my_jobs'"),
+    ("store: s3://jöbs", "3:8: store: must name a bucket of a-z, 0-9, '.' and '-' only, not 's3://jöbs'"),
+    (
+        "store: s3://-jobs",
+        "3:8: store: must name a bucket that begins and ends with a letter or a digit, not 's3://-jobs'",
+    ),
+    (
+        "store: obs://jobs.",
+        "3:8: store: must name a bucket that begins and ends with a letter or a digit, not 'obs://jobs.'",
+    ),
+    ("store: s3://my..jobs/", "3:8: store: must name a bucket without two dots in a row, not 's3://my..jobs/'"),
+    (
+        "store: s3://10.0.0.1/x",
+        "3:8: store: must name a bucket that does not look like an IP address, not 's3://10.0.0.1/x'",
+    ),
+    ("store: obs://my-.jobs", "3:8: store: must name a bucket without '.' and '-' side by side, not 'obs://my-.jobs'"),
+    ("store: s3://host:9000/x", "3:8: store: must name a bucket after ://, without ':', not 's3://host:9000/x'"),
+    (
+        "data: [{source: 's3://UP/x', target: a}]",
+        "3:17: data.0.source: must name a bucket of 3 to 63 characters, not 's3://UP/x'",
+    ),
+    # keys that would do nothing
+    (
+        "storage: {s3: {give_up: 1h}}",
+        "3:16: storage.s3.give_up: unknown key: it is about the job, so it stands once, for all stores",
+    ),
+    (
+        "storage: {obs: {give_up: 1h}}",
+        "3:17: storage.obs.give_up: unknown key: it is about the job, so it stands once, for all stores",
+    ),
+    ("storage: {file: {region: x}}", "3:11: storage.file: unknown key: a folder takes no options"),
+    ("storage: {obs: {profile: p}}", "3:26: storage.obs.profile: does nothing: OBS knows no profiles"),
     ("store: s3://key:password@bucket", "3:8: store: must not hold credentials"),
     (
         "storage: {endpoint: minio.local}",
@@ -251,6 +285,34 @@ def test_hints_say_what_to_do(tmp_path: Path) -> None:
     assert hints["store"] == "for a folder, put file:// before the path"
     assert hints["zzz"].startswith("known here: version, name, store, ")
     assert hints["stop.signal"] == "SIGKILL cannot be caught, so nothing could be saved"
+
+
+def test_a_bucket_is_refused_with_the_rules(tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, f"{OK}store: s3://My_Jobs/x")
+    assert found.hint.startswith("a bucket has 3 to 63 of a-z, 0-9, '.' and '-'")
+    (found,) = problems(tmp_path, f"{OK}store: s3://host:9000/x")
+    assert found.hint.startswith("the address of a service goes into storage.endpoint")
+    (found,) = problems(tmp_path, f"{OK}storage: {{s3: {{give_up: 1h}}}}")
+    assert found.hint == "write storage.give_up"
+
+
+@pytest.mark.parametrize("name", ["abc", "a.b-c.1", "1-2", "a" * 63, "1.2.3", "10.0.0.1.x", "s3.amazonaws.com"])
+@pytest.mark.parametrize("scheme", ["s3", "obs"])
+def test_good_names_of_buckets(tmp_path: Path, scheme: str, name: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"{OK}store: {scheme}://{name}/p\n")
+    assert load_spec(path, environ={}).store == f"{scheme}://{name}/p"
+
+
+def test_only_obs_minds_a_dot_beside_a_hyphen(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"{OK}store: s3://my-.jobs\n")
+    assert load_spec(path, environ={}).store == "s3://my-.jobs"
+
+
+def test_a_bad_name_of_a_bucket_from_the_environment_is_not_shown(tmp_path: Path) -> None:
+    (line,) = lines(tmp_path, f"{OK}store: s3://${{WHERE}}/x", environ={"WHERE": "Hunter22"})
+    assert line == "job.yaml:3:8: store: must name a bucket without capital letters, not the value from the environment"
 
 
 def test_a_file_that_is_not_there_is_bad_usage(tmp_path: Path) -> None:
