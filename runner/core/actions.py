@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from runner.core.state import Checkpoint
+from runner.core.state import Alarm, Checkpoint
 
 Recipient = Literal["ranks", "group"]
 
@@ -78,6 +78,25 @@ class AnnounceStop:
 
 
 @dataclass(frozen=True, slots=True)
+class AskSave:
+    """Ask the trainer to save and go on: over the socket, or by the owner's signal. Answer, in time: CheckpointSaved.
+
+    deadline   epoch seconds at which the save should be stored, where there is a haste; else None
+    """
+
+    attempt: int
+    reason: str
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Warn:
+    """Tell the owner of something new that he should look at. No answer."""
+
+    alarm: Alarm
+
+
+@dataclass(frozen=True, slots=True)
 class Upload:
     """Commit a local checkpoint to the store. Answer: Uploaded or UploadFailed."""
 
@@ -117,6 +136,8 @@ Action = (
     | SignalTrainer
     | KillTrainer
     | AnnounceStop
+    | AskSave
+    | Warn
     | Upload
     | Prune
     | NoteTrained

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from runner.core import actions as do
+from runner.core import cadence
 from runner.core import events as on
 from runner.core.actions import Action
+from runner.core.alarms import alarm_at, alarms, resumed, with_loss
 from runner.core.events import Event
 from runner.core.notice import seconds_to_save
 from runner.core.policy import Policy
@@ -26,12 +29,15 @@ from runner.core.state import (
     Ending,
     Finished,
     Flushing,
+    History,
     Hold,
     Holding,
     LastStop,
     Lease,
     Leave,
     Ledger,
+    Losses,
+    Machine,
     Phase,
     Preparing,
     Reached,
@@ -70,7 +76,7 @@ def decide(policy: Policy, state: State, event: Event, now: float) -> Step:
     """The next state and the actions that lead there. Events of an attempt that is over change nothing."""
     if is_stale(state, event):
         return state, ()
-    state = replace(state, ledger=record(state.ledger, event, now))
+    state = replace(state, ledger=cadence.paced(policy, record(state.ledger, event, now), event, now))
     state, first = react(policy, state, event, now)
     state, then = settle(policy, state, now)
     return state, first + then
@@ -85,7 +91,7 @@ def wake_at(policy: Policy, state: State) -> float:
             own = give_up_at
         case _:
             own = math.inf
-    return min(own, upload_due_at(policy, state), mark_due_at(state))
+    return min(own, upload_due_at(policy, state), mark_due_at(state), cadence.next_ask(state).at, alarm_at(state))
 
 
 def is_stale(state: State, event: Event) -> bool:
@@ -104,6 +110,8 @@ def is_stale(state: State, event: Event) -> bool:
 def record(ledger: Ledger, event: Event, now: float) -> Ledger:  # noqa: C901, PLR0912 - one arm per fact
     """The ledger with this fact in it."""
     match event:
+        case on.Started(age=age):
+            return replace(ledger, machine=Machine(now, age))
         case on.LeaseTaken() | on.LeaseHeld() | on.StandbyChanged() | on.LeaseLost():
             return replace(ledger, lease=lease_after(ledger.lease or Lease(), event))
         case on.Recovered():
@@ -114,8 +122,13 @@ def record(ledger: Ledger, event: Event, now: float) -> Ledger:  # noqa: C901, P
             return reject(ledger, event.id, event.reason)
         case on.Progressed():
             return record_progress(ledger, event, now)
+        case on.TrainerJoined():
+            environment = event.environment or ledger.environment
+            return replace(ledger, saves=cadence.joined(ledger.saves), environment=environment)
+        case on.DeadlineKnown():
+            return replace(ledger, deadlines=cadence.with_deadline(ledger.deadlines, event))
         case on.CheckpointSaved():
-            return record_saved(ledger, event)
+            return record_saved(ledger, event, now)
         case on.TrainerExited():
             return record_exit(ledger, event)
         case on.Uploaded():
@@ -157,7 +170,20 @@ def record_recovered(ledger: Ledger, event: on.Recovered) -> Ledger:
         rejected=event.rejected,
         done=event.done,
         trained=event.trained,
+        **learned(ledger, event.history),
     )
+
+
+def learned(ledger: Ledger, history: History) -> dict[str, Any]:
+    """What changes by what earlier supervisors have learned. What they do not know stays as we know it."""
+    saves, uploads = ledger.saves, ledger.uploads
+    cost = saves.cost if history.cost is None else history.cost
+    return {
+        "history": history,
+        "saves": replace(saves, cost=cost, persist=history.persist or saves.persist),
+        "uploads": replace(uploads, seconds=history.upload or uploads.seconds),
+        "losses": Losses(recent=history.losses) if history.losses.count else ledger.losses,
+    }
 
 
 def reject(ledger: Ledger, wanted: str, reason: str, signature: str | None = None) -> Ledger:
@@ -181,10 +207,12 @@ def record_progress(ledger: Ledger, event: on.Progressed, now: float) -> Ledger:
         ledger,
         reached=Reached(event.step, event.total, event.rate, now),
         started_over=ledger.started_over or (first and behind),
+        saves=cadence.stepped(ledger.saves, now),
+        losses=ledger.losses if event.loss is None else with_loss(ledger.losses, event.loss),
     )
 
 
-def record_saved(ledger: Ledger, event: on.CheckpointSaved) -> Ledger:
+def record_saved(ledger: Ledger, event: on.CheckpointSaved, now: float) -> Ledger:
     saved = event.checkpoint
     known = (*ledger.stored, *ledger.local)
     if any(checkpoint.signature == saved.signature for checkpoint in known):
@@ -199,6 +227,7 @@ def record_saved(ledger: Ledger, event: on.CheckpointSaved) -> Ledger:
         local=(*others, saved),
         # The trainer wrote this name anew: what was wrong with the old content says nothing about the new one.
         rejected=tuple(rejected for rejected in ledger.rejected if rejected.id != saved.id),
+        saves=cadence.saved(ledger.saves, event, now) if event.attempt == ledger.attempt else ledger.saves,
     )
 
 
@@ -457,7 +486,15 @@ def none_usable(ledger: Ledger) -> Ending:
 
 def start_trainer(state: State, resume: Checkpoint | None, path: str, now: float) -> Step:
     newest = newest_step(state.ledger)
-    ledger = replace(state.ledger, resumed=resume, reached=None, started_over=False)
+    ledger = replace(
+        state.ledger,
+        resumed=resume,
+        reached=None,
+        started_over=False,
+        saves=cadence.next_attempt(state.ledger.saves),
+        losses=resumed(state.ledger.losses),
+        environment=None,
+    )
     return State(Running(now, resume, newest), ledger), (do.StartTrainer(ledger.attempt, resume, path),)
 
 
@@ -501,7 +538,8 @@ def after_exit(policy: Policy, state: State, phase: Running, event: on.TrainerEx
         return flush_success(policy, state, now, note=True)
     if verdict.rule == "fail":
         return flush(policy, state, Leave(Ending("failed", TRAINER_FAILED, verdict.reason)), now)
-    state = replace(state, ledger=count_load_failure(state.ledger, phase, event, now))
+    ledger = count_load_failure(state.ledger, phase, event, now)
+    state = replace(state, ledger=replace(ledger, crashes=ledger.crashes + 1))
     return restart(policy, state, phase, Restart(verdict.reason), now)
 
 
@@ -614,23 +652,42 @@ def not_stored(ledger: Ledger) -> Ending:
 
 def settle(policy: Policy, state: State, now: float) -> Step:
     """What follows from the state alone."""
+    state, asks = settle_saves(state, now)
     state, uploads = settle_upload(policy, state, now)
     state, prunes = settle_retention(policy, state)
     state, ends = settle_flush(state, now)
     state, releases = settle_lease(state)
-    return state, uploads + prunes + ends + releases
+    state, warnings = settle_alarms(state, now)
+    return state, asks + uploads + prunes + ends + releases + warnings
+
+
+def settle_saves(state: State, now: float) -> Step:
+    """Ask for a save when it is time, one at a time."""
+    ask = cadence.next_ask(state)
+    if now < ask.at:
+        return state, ()
+    saves = replace(state.ledger.saves, asked_at=now)
+    state = replace(state, ledger=replace(state.ledger, saves=saves))
+    return state, (do.AskSave(state.ledger.attempt, ask.reason, ask.deadline),)
+
+
+def settle_alarms(state: State, now: float) -> Step:
+    """What is wrong is told when it begins."""
+    found, raised = alarms(state, now), {alarm.kind for alarm in state.ledger.alarms}
+    news = tuple(do.Warn(alarm) for alarm in found if alarm.kind not in raised)
+    return replace(state, ledger=replace(state.ledger, alarms=found)), news
 
 
 def upload_due_at(policy: Policy, state: State) -> float:
     """When the next upload should start; infinity when none is owed, one runs, or this is no time for one."""
-    uploads = state.ledger.uploads
-    if uploads.current is not None or owed(state.ledger) is None or not may_write(state.ledger):
+    uploads, due = state.ledger.uploads, owed(state.ledger)
+    if uploads.current is not None or due is None or not may_write(state.ledger):
         return math.inf
     match state.phase:
         case Waiting() | Finished() | Stopping(saved=False) | Stopping(hurried=True) | Flushing(hurried=True):
             return math.inf
-        case Running() if uploads.last_at is not None:
-            return max(uploads.last_at + policy.upload_every, uploads.retry_at)
+        case Running():
+            return cadence.next_upload(policy, state.ledger, due)
         case _:
             return uploads.retry_at
 
@@ -654,6 +711,7 @@ def settle_retention(policy: Policy, state: State) -> Step:
         last=policy.keep.last,
         every_steps=policy.keep.every_steps,
         every_seconds=policy.keep.every_seconds,
+        best=policy.keep.best,
         rejected=unusable_ids(ledger),
         in_use=in_use(state),
     )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.core.state import Checkpoint, Ending, Rejected
+from runner.core.state import NO_HISTORY, Checkpoint, Ending, Environment, History, Rejected
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
     """The supervisor has begun; always the first event of a session.
 
-    Prices are per hour of this machine, None where nobody knows them. ``session`` is this supervisor's id.
+    Prices are per hour of this machine, None where nobody knows them. ``session`` is this supervisor's id. ``provider``
+    is the kind of machine whose lives are comparable, such as ``aws spot``; empty where nobody knows. ``age`` is how
+    many seconds the machine has been up; 0 where nobody knows.
     """
 
     host: str = ""
@@ -21,6 +23,8 @@ class Started:
     on_demand_per_hour: float | None = None
     currency: str = "USD"
     monitors: tuple[str, ...] = ()
+    provider: str = ""
+    age: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class Recovered:
     local     complete checkpoints on this disk that the store does not have
     done      the run is marked as finished in the store
     trained   an earlier supervisor on this machine saw the training end, but not its last checkpoint stored
+    history   what earlier supervisors of the run have learned of machines and saves
     """
 
     run: int
@@ -84,6 +89,7 @@ class Recovered:
     done: bool = False
     trained: bool = False
     epoch: int = 0
+    history: History = NO_HISTORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +146,14 @@ class TrainerStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerJoined:
+    """The trainer can be asked for a save: all its ranks have said hello on the socket, or the owner named a signal."""
+
+    attempt: int
+    environment: Environment | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Progressed:
     """The trainer has reached ``step`` (of ``total``); ``rate`` is steps per second over the last while."""
 
@@ -147,15 +161,24 @@ class Progressed:
     step: int
     total: int | None = None
     rate: float | None = None
+    loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
-    """A checkpoint is complete on the local disk. Where its name tells no step, ``step_known`` is false."""
+    """A checkpoint is complete on the local disk. Where its name tells no step, ``step_known`` is false.
+
+    stall     seconds for which the trainer stood still, and ``slowdown`` seconds of training lost besides, while it
+              was written; None where nobody measured
+    persist   seconds from the end of the stall until the checkpoint was complete
+    """
 
     attempt: int
     checkpoint: Checkpoint
     step_known: bool = True
+    stall: float | None = None
+    slowdown: float | None = None
+    persist: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +276,15 @@ class NoticeWithdrawn:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadlineKnown:
+    """The end of the machine's lease, a limit, a freeze: at ``at`` (epoch seconds). None: ``source`` knows none now."""
+
+    source: str
+    at: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStruggled:
     """A request to the store failed and will be tried again in ``wait`` seconds. For the record."""
 
@@ -282,6 +314,7 @@ Event = (
     | Restored
     | CheckpointRejected
     | TrainerStarted
+    | TrainerJoined
     | Progressed
     | CheckpointSaved
     | TrainerExited
@@ -294,6 +327,7 @@ Event = (
     | StopRequested
     | NoticeReceived
     | NoticeWithdrawn
+    | DeadlineKnown
     | StoreStruggled
     | Noticed
 )

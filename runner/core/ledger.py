@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from runner.core.hazard import no_lives, with_life
 from runner.core.record import Line
+from runner.core.state import NO_HISTORY, Band, History, Trend
 
 HOUR = 3600.0
 
@@ -19,6 +21,7 @@ class Session:
     """One life of a supervisor, from its first line to its last.
 
     id       of the session; empty where its first line does not say
+    provider, age   of the machine when the session began, as :class:`runner.core.events.Started` has them
     useful   seconds of training that were kept, in attempts that are over
     """
 
@@ -30,6 +33,8 @@ class Session:
     currency: str
     monitors: tuple[str, ...] = ()
     id: str = ""
+    provider: str = ""
+    age: float = 0.0
     useful: float = 0.0
     phase: str = "waiting"
     outcome: str | None = None
@@ -77,6 +82,8 @@ def fold(account: Account, line: Line) -> Account:
 
 
 def fold_line(account: Account, line: Line, at: float, event: Line) -> Account:
+    if account.sessions and account.sessions[-1].outcome == "succeeded":
+        return account  # whoever submits a finished run once more learns that, and changes nothing of its record
     if event["type"] == "Started":
         account = replace(account, sessions=(*account.sessions, open_session(event, at)))
     if not account.sessions:
@@ -96,6 +103,8 @@ def open_session(event: Line, at: float) -> Session:
         currency=event.get("currency", "USD"),
         monitors=tuple(event.get("monitors", ())),
         id=event.get("session", ""),
+        provider=event.get("provider", ""),
+        age=event.get("age", 0.0),
     )
 
 
@@ -168,6 +177,39 @@ def preemptions(account: Account) -> int:
     return earlier + sum(session.outcome == "preempted" for session in account.sessions)
 
 
+def history(account: Account, provider: str) -> History:
+    """What the lines teach a supervisor that begins now, on a machine of this provider."""
+    try:
+        learned = learned_from(account.state.get("ledger", {}))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        learned = NO_HISTORY
+    return replace(learned, lives=lives(account, provider))
+
+
+def lives(account: Account, provider: str) -> tuple[Band, ...]:
+    """How long machines of the provider lived. A session that nobody ended on purpose is one that was taken away."""
+    bands = no_lives()
+    for session in account.sessions:
+        if session.provider == provider:
+            lost = session.outcome in (None, "preempted")
+            bands = with_life(bands, session.age, session.age + max(session.until - session.since, 0.0), lost=lost)
+    return bands
+
+
+def learned_from(ledger: Line) -> History:
+    """What a ledger, as lines hold it, knows of saves and losses. Lines of older versions know nothing of them."""
+    saves, losses = ledger.get("saves"), ledger.get("losses")
+    if not saves or not losses:
+        return NO_HISTORY
+    trend = losses["recent"]
+    return History(
+        cost=saves["cost"],
+        persist=float(saves["persist"]),
+        upload=float(ledger["uploads"]["seconds"]),
+        losses=Trend(int(trend["count"]), float(trend["mean"]), float(trend["variance"])),
+    )
+
+
 def seconds_of(account: Account, now: float, *, alive: bool) -> list[float]:
     """How long each session has lived. The last one lives until now, if it lives; else until its last line."""
     ends = [session.until for session in account.sessions]
@@ -233,6 +275,7 @@ def status(job: str, account: Account, now: float, *, alive: bool) -> dict[str, 
         "total": reached.get("total"),
         "rate": reached.get("rate"),
         "eta_s": eta(reached),
+        "cadence": None if ending else named(ledger.get("cadence"), "save_every", "upload_every", "reason"),
         "checkpoint": checkpoint_status(account, now, alive=alive),
         "resumed_from": named(resumed, "step", "attempt", "id"),
         "rejected": [named(one, "id", "step", "reason") for one in ledger.get("rejected", ())],
@@ -312,7 +355,7 @@ def seconds_at_risk(account: Account, now: float, *, alive: bool, owed: bool) ->
 
 def warnings(ledger: Line) -> list[str]:
     """What a person should look at."""
-    found = []
+    found = [alarm["text"] for alarm in ledger.get("alarms", ())]
     if ledger.get("started_over") and ledger.get("resumed"):
         found.append(
             f"the trainer was given the checkpoint of step {ledger['resumed']['step']} and started before it; "

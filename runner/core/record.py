@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -45,13 +46,13 @@ def to_line(entry: Entry) -> Line:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses become objects with their class's name as ``type``; tuples become lists."""
+    """Dataclasses become objects with their class's name as ``type``, tuples lists, what JSON cannot count None."""
     if is_dataclass(value) and not isinstance(value, type):
         named = {"type": type(value).__name__}
         return named | {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def redacted(value: Any, redact: Callable[[str], str]) -> Any:

@@ -48,6 +48,10 @@ def describe(code: int) -> str:
     return f"killed by {name} (out of memory?)" if code == -9 else f"killed by {name}"
 
 
+COMPLETE = ("is finished, nothing to resume",)
+"""What Ultralytics says of a training that has had all its epochs."""
+
+
 def judge(policy: Policy, event: TrainerExited) -> Verdict:
     """The owner's words first: fatal patterns, retry patterns, exit codes; then the default."""
     how = describe(event.code)
@@ -60,7 +64,14 @@ def judge(policy: Policy, event: TrainerExited) -> Verdict:
     rule = dict(policy.on_exit).get(event.code if event.code >= 0 else 128 - event.code)
     if rule is not None:
         return Verdict(rule, f"{how}; restart.on_exit says {rule}")
+    if event.code != 0 and (said := says_complete(event.tail)):
+        return Verdict("succeed", f"{how}; it says that the training is complete: {said}")
     return Verdict("succeed" if event.code == 0 else "restart", how)
+
+
+def says_complete(tail: tuple[str, ...]) -> str:
+    """The last line in which a trainer refuses to go on since all is done: it calls that an error. "" without one."""
+    return next((line for line in reversed(tail) if any(words in line for words in COMPLETE)), "")
 
 
 def backoff(policy: Policy, fruitless: int) -> float:

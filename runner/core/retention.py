@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from runner.core.policy import Best
 from runner.core.state import Checkpoint, age, place
 
 
@@ -23,6 +25,7 @@ def retain(
     last: int,
     every_steps: int | None = None,
     every_seconds: float | None = None,
+    best: Best | None = None,
     rejected: frozenset[str] = frozenset(),
     in_use: str | None = None,
 ) -> tuple[Verdict, ...]:
@@ -31,6 +34,7 @@ def retain(
     last            how many of the newest good ones stay; at least one does, whatever it says
     every_steps     keep the first good one at or after each multiple of so many steps
     every_seconds   keep the first good one of each such span of time
+    best            keep the good ones with the best values of a metric; those without one are not among them
     rejected        ids that proved unusable: they count for nothing, and go only when ``last`` good ones are newer
     in_use          the id that a trainer is being started from
     """
@@ -38,7 +42,7 @@ def retain(
     good = [checkpoint for checkpoint in ranked if checkpoint.id not in rejected]
     newest = good[: max(1, last)]
     kept = {checkpoint.id: _last(last) for checkpoint in newest}
-    kept = _by_steps(good, every_steps) | _by_time(good, every_seconds) | kept
+    kept = _by_steps(good, every_steps) | _by_time(good, every_seconds) | _by_metric(good, best) | kept
     verdicts = []
     for checkpoint in ranked:
         if checkpoint.id == in_use:
@@ -79,6 +83,16 @@ def _by_time(good: list[Checkpoint], every: float | None) -> dict[str, str]:
         return {}
     due = [(checkpoint.time // every, checkpoint) for checkpoint in good]
     return dict.fromkeys(_firsts(due), f"milestone every {every:g} s")
+
+
+def _by_metric(good: list[Checkpoint], best: Best | None) -> dict[str, str]:
+    if best is None:
+        return {}
+    told = [(dict(checkpoint.metrics).get(best.metric, math.nan), checkpoint.id) for checkpoint in good]
+    sign = 1.0 if best.mode == "min" else -1.0
+    # Sorted newest first before: of equal values the newest counts as the better one.
+    ranked = sorted(((value, id_) for value, id_ in told if math.isfinite(value)), key=lambda pair: sign * pair[0])
+    return {id_: f"best {best.metric} ({value:.6g})" for value, id_ in ranked[: max(best.last, 1)]}
 
 
 def _firsts(due: Iterable[tuple[float, Checkpoint]]) -> list[str]:

@@ -14,6 +14,20 @@ Outcome = Literal["succeeded", "failed", "stalled", "preempted", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
+class Environment:
+    """What the bits of a training depend on beside its state; None where nobody knows.
+
+    world     ranks that train together
+    threads   threads of each rank's arithmetic
+    cpu       the instruction set that it picks its kernels by, such as ``AVX512``
+    """
+
+    world: int | None = None
+    threads: int | None = None
+    cpu: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """One complete checkpoint: saved on the local disk, committed in the store, or both.
 
@@ -27,6 +41,8 @@ class Checkpoint:
     time       epoch seconds: of the commit (stored) or of the newest file (local)
     epoch      of the lease under which it was made, 0 where there is none: each holder counts one further. One that is
                behind what its attempt resumed from has that one's epoch: it must not count as newer
+    metrics    what the trainer measured at this step, by name
+    environment  in which it was made, where that is known
     """
 
     id: str
@@ -38,6 +54,8 @@ class Checkpoint:
     signature: str
     time: float
     epoch: int = 0
+    metrics: tuple[tuple[str, float], ...] = ()
+    environment: Environment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +238,109 @@ class Uploads:
 
 
 @dataclass(frozen=True, slots=True)
+class Saves:
+    """The trainer's saves, as far as the cadence needs to know them.
+
+    askable    in this attempt the trainer has said that it can be asked for a save
+    since      when it first reported a step in this attempt; None: it has nothing to save yet
+    asked_at   when it was asked for the save that it has not made yet
+    begun_at   when the last save that was completed in this attempt had begun; ``last_at`` when it was complete
+    own_every  seconds between its last two saves
+    cost       seconds of training that a save costs; None before one was measured
+    persist    seconds from the end of the stall until it is complete on the disk
+    """
+
+    askable: bool = False
+    since: float | None = None
+    asked_at: float | None = None
+    begun_at: float | None = None
+    last_at: float | None = None
+    own_every: float | None = None
+    cost: float | None = None
+    persist: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Machines between two ages, the upper one being ``until``: seconds that they lived so, and how many were lost."""
+
+    until: float
+    seconds: float = 0.0
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A figure over its recent past: how many were told, their mean and variance, the last sixteen or so counting."""
+
+    count: int = 0
+    mean: float = 0.0
+    variance: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What earlier supervisors of this run have learned, on machines like this one.
+
+    lives    how long machines lived; empty where nothing is known
+    cost, persist, upload   of a save, in seconds, as last measured; None or 0 where unknown
+    losses   that the trainer reported last
+    """
+
+    lives: tuple[Band, ...] = ()
+    cost: float | None = None
+    persist: float = 0.0
+    upload: float = 0.0
+    losses: Trend = Trend()
+
+
+NO_HISTORY = History()
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """The trainer's losses: the trend ``before`` it was resumed, the ``first`` ones after, and the trend since."""
+
+    before: Trend = Trend()
+    first: tuple[float, ...] = ()
+    recent: Trend = Trend()
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A time (epoch seconds) that is known beforehand, and at which the machine or the trainer may end."""
+
+    source: str
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """How often to save (a trainer that can be asked) and to upload, in seconds, and why."""
+
+    save_every: float
+    upload_every: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Something that a person should look at while the job goes on."""
+
+    kind: Literal["no checkpoint", "not stored", "loss", "environment"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine under this supervisor: since when the supervisor lives, and how old the machine was then."""
+
+    since: float = 0.0
+    age: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
     """Who may run the job and write into its store, as this supervisor last heard.
 
@@ -253,6 +374,10 @@ class Ledger:
     pruning         stored checkpoints whose deletion is under way; ``prune_due`` that one should be thought of
     reached         the trainer's last word on its progress, in this attempt
     started_over    the trainer was given a checkpoint and reported a step before it
+    crashes         ends of the trainer in this session that nobody asked for
+    deadlines       known ends of the machine or the trainer, one for each source
+    environment     of the trainer that runs
+    alarms          what a person should look at, as of the attempt that runs or ran last
     """
 
     lease: Lease | None = None
@@ -275,6 +400,15 @@ class Ledger:
     reached: Reached | None = None
     started_over: bool = False
     last_stop: LastStop | None = None
+    machine: Machine = Machine()
+    history: History = NO_HISTORY
+    crashes: int = 0
+    saves: Saves = Saves()
+    cadence: Cadence | None = None
+    deadlines: tuple[Deadline, ...] = ()
+    losses: Losses = Losses()
+    environment: Environment | None = None
+    alarms: tuple[Alarm, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

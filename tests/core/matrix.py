@@ -10,6 +10,7 @@ from runner.core.events import Event
 from runner.core.policy import Policy
 from runner.core.state import (
     BackingOff,
+    Cadence,
     Checkpoint,
     Ending,
     Finished,
@@ -23,6 +24,7 @@ from runner.core.state import (
     Preparing,
     Restart,
     Running,
+    Saves,
     State,
     Stopping,
     Uploads,
@@ -52,6 +54,7 @@ PHASES: dict[str, Phase] = {
     "Preparing": Preparing(900.0),
     "Preparing, restoring": Preparing(900.0, STORED),
     "Running": RUNNING,
+    "Running, can be asked": RUNNING,
     "Stopping to leave, asked": Stopping(RUNNING, Leave(TERM), "asked", 1010.0),
     "Stopping to leave, terminated": Stopping(RUNNING, Leave(TERM), "terminated", 1002.0),
     "Stopping to leave, killed": Stopping(RUNNING, Leave(TERM), "killed", 1005.0),
@@ -82,6 +85,7 @@ EVENTS: dict[str, Event] = {
     "Restored": on.Restored(2, STORED.id, "/c/step-10"),
     "CheckpointRejected": on.CheckpointRejected(2, STORED.id, "bad digest"),
     "TrainerStarted": on.TrainerStarted(2, 42, "python train.py"),
+    "TrainerJoined": on.TrainerJoined(2),
     "Progressed": on.Progressed(2, 15),
     "CheckpointSaved": on.CheckpointSaved(2, SAVED),
     "TrainerExited, 0": on.TrainerExited(2, 0),
@@ -102,6 +106,8 @@ EVENTS: dict[str, Event] = {
     "StopRequested, now": on.StopRequested(STOP, now=True),
     "NoticeReceived": on.NoticeReceived("cloud", 1120.0, "taken"),
     "NoticeWithdrawn": on.NoticeWithdrawn("cloud"),
+    "DeadlineKnown": on.DeadlineKnown("lease", 1600.0, "the end of the lease"),
+    "DeadlineKnown, near": on.DeadlineKnown("lease", 1020.0, "the end of the lease"),
     "StoreStruggled": on.StoreStruggled("write", "no answer", 1.0),
     "Noticed": on.Noticed("something"),
 }
@@ -118,28 +124,38 @@ def ledger_for(phase: Phase) -> Ledger:
     return known
 
 
-def outcome(phase: Phase, event: Event) -> str:
+def known_in(name: str) -> Ledger:
+    """As :func:`ledger_for`; where the name says so, with a trainer that can be asked for a save, in a while."""
+    ledger = ledger_for(PHASES[name])
+    if name != "Running, can be asked":
+        return ledger
+    return replace(
+        ledger, saves=Saves(askable=True, since=910.0, cost=0.5), cadence=Cadence(120.0, 60.0, "two minutes")
+    )
+
+
+def outcome(name: str, event: Event) -> str:
     """The next phase and the actions, in one line."""
-    state, actions = decide(POLICY, State(phase, ledger_for(phase)), event, NOW)
-    name = type(state.phase).__name__
+    state, actions = decide(POLICY, State(PHASES[name], known_in(name)), event, NOW)
+    told = type(state.phase).__name__
     if isinstance(state.phase, Finished):
-        name += f"({state.phase.ending.outcome}, {state.phase.ending.exit_code})"
+        told += f"({state.phase.ending.outcome}, {state.phase.ending.exit_code})"
     if isinstance(state.phase, Stopping):
-        name += f"({type(state.phase.aim).__name__}, {state.phase.stage})"
+        told += f"({type(state.phase.aim).__name__}, {state.phase.stage})"
     if isinstance(state.phase, Flushing):
         aim = state.phase.aim
-        name += f"({aim.ending.exit_code if isinstance(aim, Leave) else 'Hold'})"
-    return " ".join([name, *(f"+{type(action).__name__}" for action in actions)])
+        told += f"({aim.ending.exit_code if isinstance(aim, Leave) else 'Hold'})"
+    return " ".join([told, *(f"+{type(action).__name__}" for action in actions)])
 
 
 def table() -> str:
     """All pairs. Lines with the same answer as staying put are written as a dash, so that what matters stands out."""
     lines = []
-    for phase_name, phase in PHASES.items():
-        stays = outcome(phase, on.Noticed("nothing"))
+    for phase_name in PHASES:
+        stays = outcome(phase_name, on.Noticed("nothing"))
         lines.append(f"{phase_name}  (by itself: {stays})")
         for event_name, event in EVENTS.items():
-            answer = outcome(phase, event)
+            answer = outcome(phase_name, event)
             lines.append(f"    {event_name:<27} {'-' if answer == stays else answer}")
     return "\n".join(lines) + "\n"
 

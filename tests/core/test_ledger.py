@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from runner.core import ledger as account_of
-from runner.core.ledger import Account, fold, status
-from runner.core.record import Line, redacted
+from runner.core.ledger import Account, fold, history, status
+from runner.core.record import Line, plain, redacted
+from runner.core.state import NO_HISTORY, Alarm, Cadence, History, Ledger, Losses, Saves, Trend, Uploads
 
 
 def checkpoint(step: int, time: float, *, local: bool = False) -> Line:
@@ -174,3 +175,60 @@ def test_redaction_leaves_numbers_and_structure_alone() -> None:
     told = {"at": 1764.5, "event": {"type": "Noticed", "text": "pin 1764", "tail": ["1764", 1764, None, True]}}
     hidden = redacted(told, lambda text: text.replace("1764", "***"))
     assert hidden == {"at": 1764.5, "event": {"type": "Noticed", "text": "pin ***", "tail": ["***", 1764, None, True]}}
+
+
+def test_numbers_that_json_does_not_know_are_written_as_unknown() -> None:
+    assert plain((1.5, float("inf"), float("nan"), 2)) == [1.5, None, None, 2]
+
+
+# -- what the next machine learns --------------------------------------------------------------------------------------
+
+
+def life(at: float, until: float, provider: str, age: float = 0.0, outcome: str | None = None) -> list[Line]:
+    end = line(until, "Noticed", state("finished", outcome=outcome) if outcome else state("running"))
+    return [line(at, "Started", provider=provider, age=age), end]
+
+
+def test_lives_of_machines_are_told_by_provider_and_age() -> None:
+    lines = [
+        *life(0.0, 1000.0, "aws spot"),
+        *life(5000.0, 5500.0, "aws spot", age=1700.0, outcome="preempted"),
+        *life(6000.0, 6100.0, "aws spot", outcome="stopped"),
+        *life(7000.0, 9000.0, "gcp spot"),
+    ]
+    young, older, _ = history(account(*lines), "aws spot").lives
+    assert (young.seconds, young.lost) == (1000.0 + 100.0 + 100.0, 1), "whoever was stopped on purpose is not lost"
+    assert (older.seconds, older.lost) == (400.0, 1)
+    assert sum(band.seconds for band in history(account(*lines), "gcp spot").lives) == 2000.0
+
+
+def test_what_saves_cost_and_how_losses_were_is_handed_on() -> None:
+    known = Ledger(
+        saves=Saves(cost=0.5, persist=2.0), uploads=Uploads(seconds=9.0), losses=Losses(recent=Trend(20, 1.5, 0.1))
+    )
+    told = line(5.0, "Noticed", {"phase": "running", "details": {}, "ledger": plain(known)})
+    learned = history(account(started(0.0), told), "")
+    assert learned == History(learned.lives, 0.5, 2.0, 9.0, Trend(20, 1.5, 0.1))
+
+
+@pytest.mark.parametrize("ledger", [{}, {"saves": 1, "losses": 2}, {"saves": {"cost": 1}, "losses": {"recent": None}}])
+def test_lines_of_other_versions_teach_nothing(ledger: Line) -> None:
+    told = line(5.0, "Noticed", {"phase": "running", "details": {}, "ledger": ledger})
+    learned = history(account(started(0.0), told), "")
+    assert (learned.cost, learned.losses) == (NO_HISTORY.cost, NO_HISTORY.losses)
+
+
+def test_status_tells_the_cadence_with_its_reason_and_the_alarms() -> None:
+    known = plain(Ledger(cadence=Cadence(85.0, 10.0, "every 85 s: ..."), alarms=(Alarm("loss", "the loss is 9"),)))
+    told = status("job", account(started(0.0), line(5.0, "Noticed", state(**known))), 6.0, alive=True)
+    assert told["cadence"] == {"save_every": 85.0, "upload_every": 10.0, "reason": "every 85 s: ..."}
+    assert told["warnings"] == ["the loss is 9"]
+    assert status("job", Account(), 5.0, alive=False)["cadence"] is None
+
+
+def test_a_finished_run_that_is_submitted_once_more_keeps_its_record() -> None:
+    done = [*first_machine(), line(210.0, "DoneMarked", state("finished", stored=[STORED]))]
+    again = [started(900.0, "b"), line(901.0, "Recovered", state("finished", stored=[STORED]), run=1)]
+    assert status("job", account(*done, *again), 950.0, alive=False) == status(
+        "job", account(*done), 950.0, alive=False
+    )

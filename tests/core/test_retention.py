@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Literal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.core.policy import Best
 from runner.core.retention import retain
 from runner.core.state import Checkpoint
 
@@ -140,3 +145,57 @@ def test_properties(
     assert good or all(keep.values())
     # What stays, stays: judging again what was kept removes nothing more.
     assert all(judged([one for one in checkpoints if keep[one.id]]).values())
+
+
+def measured(step: int, loss: float | None) -> Checkpoint:
+    return replace(checkpoint(step), metrics=() if loss is None else (("loss", loss), ("size", 1.0)))
+
+
+LOSSES = [measured(100, 0.9), measured(200, 0.4), measured(300, math.nan), measured(400, 0.5), measured(500, None)]
+
+
+def test_the_best_by_a_metric_stays_and_says_why() -> None:
+    kept = said(retain(LOSSES, last=1, best=Best("loss")))
+    assert {name: reason for name, (keep, reason) in kept.items() if keep} == {
+        "s500": "newest",
+        "s200": "best loss (0.4)",
+    }
+
+
+def test_several_best_stay_and_the_mode_says_which_end_is_good() -> None:
+    kept = said(retain(LOSSES, last=1, best=Best("loss", "max", last=2)))
+    assert {name for name, (keep, _) in kept.items() if keep} == {"s500", "s100", "s400"}
+
+
+def test_of_equal_values_the_newest_is_the_best() -> None:
+    kept = said(retain([measured(1, 0.5), measured(2, 0.5), measured(3, 0.7)], last=1, best=Best("loss")))
+    assert {name for name, (keep, _) in kept.items() if keep} == {"s3", "s2"}
+
+
+def test_a_metric_that_nobody_reports_keeps_nothing_and_loses_nothing() -> None:
+    assert retain(LOSSES, last=2, best=Best("accuracy")) == retain(LOSSES, last=2)
+
+
+def test_a_rejected_best_is_not_kept_as_the_best() -> None:
+    kept = said(retain(LOSSES, last=1, best=Best("loss"), rejected=frozenset({"s200"})))
+    assert kept["s400"] == (True, "best loss (0.5)")
+    assert not kept["s200"][0]
+
+
+@given(
+    st.lists(st.one_of(st.none(), st.floats(allow_nan=True)), min_size=1, max_size=8),
+    st.integers(0, 3),
+    st.sets(st.integers(0, 7)),
+    st.sampled_from(["min", "max"]),
+)
+def test_with_a_metric_never_under_one_good_one(
+    losses: list[float | None], last: int, bad: set[int], mode: Literal["min", "max"]
+) -> None:
+    all_ = [measured(step, loss) for step, loss in enumerate(losses)]
+    rejected = frozenset(f"s{number}" for number in bad)
+    kept = {one.id for one in retain(all_, last=last, best=Best("loss", mode), rejected=rejected) if one.keep}
+    good = {one.id for one in all_} - rejected
+    assert not good or good & kept
+    plainly = {one.id for one in retain(all_, last=last, rejected=rejected) if one.keep}
+    assert plainly <= kept
+    assert len(kept) <= len(plainly) + 1

@@ -23,8 +23,11 @@ KINDS = {
     "rotting store": Faults(corrupt=0.2, kill_supervisor=0.5),
     "poisoned checkpoints": Faults(poison=0.1, crash=0.02),
     "impatient people": Faults(stop=0.9, deaf=0.5),
+    "trainers that can be asked": Faults(askable=1.0, crash=0.01, deaf=0.1, notice=0.3),
+    "machines of many kinds": Faults(askable=0.7, lives=(200.0, 1500.0, 10_000.0)),
     "everything": Faults(
-        crash=0.01, hang=0.005, kill_supervisor=0.4, notice=0.3, stop=0.3, upload_fails=0.2, upload_hopeless=0.02,
+        askable=0.5, lives=(300.0, 3000.0), crash=0.01, hang=0.005, kill_supervisor=0.4, notice=0.3, stop=0.3,
+        upload_fails=0.2, upload_hopeless=0.02,
         corrupt=0.05, poison=0.03, deaf=0.3, recover_fails=0.05,
     ),
 }  # fmt: skip
@@ -34,7 +37,8 @@ KINDS = {
 def test_no_promise_is_broken(kind: str) -> None:
     lives, endings = 0, []
     for seed in range(150):
-        world = World(seed, KINDS[kind])
+        policy = Policy() if seed % 3 == 0 else None
+        world = World(seed, KINDS[kind], policy)
         endings.append(world.run().exit_code)
         lives += world.lives
     assert lives >= 150
@@ -72,6 +76,13 @@ def test_a_calm_job_takes_one_life() -> None:
     assert world.lives == 1
 
 
+def test_trainers_that_can_be_asked_are_asked() -> None:
+    """The first time soon, then as the cadence says; in a world of a quarter of an hour that is not often."""
+    world = World(0, Faults(askable=1.0), Policy())
+    assert world.run().exit_code == 0
+    assert 3 <= world.asked <= 20
+
+
 def test_a_job_without_patience_gives_up_and_says_why() -> None:
     world = World(1, Faults(crash=1.0, budget=1000), Policy(max_without_progress=2))
     ending = world.run()
@@ -95,11 +106,12 @@ chances = st.sampled_from([0.0, 0.01, 0.05, 0.2])
         crash=chances, hang=chances, kill_supervisor=st.sampled_from([0.0, 0.5, 1.0]), notice=chances, stop=chances,
         upload_fails=chances, upload_hopeless=chances, corrupt=chances, poison=chances,
         deaf=st.sampled_from([0.0, 1.0]), recover_fails=chances, freeze=chances, cut=chances,
-        straggle=st.sampled_from([0.0, 1.0]), start_over=chances, budget=st.integers(0, 30),
+        straggle=st.sampled_from([0.0, 1.0]), start_over=chances, askable=st.sampled_from([0.0, 0.5, 1.0]),
+        lives=st.sampled_from([(), (100.0, 5000.0)]), budget=st.integers(0, 30),
     ),
     st.builds(
         Policy,
-        upload_every=st.sampled_from([0.0, 10.0, 300.0]),
+        upload_every=st.sampled_from([None, 0.0, 10.0, 300.0]),
         grace=st.sampled_from([0.0, 10.0, 120.0]),
         max_without_progress=st.integers(1, 5),
         keep=st.builds(Keep, last=st.integers(1, 3)),
@@ -137,13 +149,13 @@ def any_faults(dice: Random) -> Faults:
         notice=chance(half), withdraw=dice.random(), stop=chance(half), upload_fails=chance(few),
         upload_hopeless=chance(few), corrupt=chance(few), poison=chance(few), deaf=chance(half),
         recover_fails=chance(few), freeze=chance(half), cut=chance(half), straggle=chance(half), start_over=chance(few),
-        budget=dice.randint(0, 40),
+        askable=chance(half), lives=chance([(), (100.0, 5000.0)]), budget=dice.randint(0, 40),
     )  # fmt: skip
 
 
 def any_policy(dice: Random) -> Policy:
     return Policy(
-        upload_every=dice.choice([0.0, 10.0, 300.0]),
+        upload_every=dice.choice([None, 0.0, 10.0, 300.0]),
         grace=dice.choice([0.0, 10.0, 120.0]),
         max_without_progress=dice.randint(1, 5),
         keep=Keep(last=dice.randint(1, 3)),

@@ -15,16 +15,20 @@ from typing import NoReturn
 from runner.core import actions as do
 from runner.core import events as on
 from runner.core.actions import Action
+from runner.core.cadence import LEAST_PATIENCE
 from runner.core.decide import decide, wake_at
 from runner.core.events import Event
+from runner.core.hazard import no_lives, with_life
 from runner.core.policy import Policy
-from runner.core.state import Checkpoint, Ending, Finished, Rejected, State, place, usable
+from runner.core.state import Checkpoint, Ending, Finished, History, Rejected, State, place, usable
 from runner.supervisor.lease_body import Note
 from runner.supervisor.recovery import TrainedNote, still_holds, with_epochs
 
 LAST_STEP = 100
 STEP_SECONDS = 10.0
 SAVE_EVERY = 5
+STALL = 0.5
+PERSIST = 3.0
 PERIOD = 30.0
 LOOK = 2.0
 ASK_AGAIN = (75, 130, 143)
@@ -37,6 +41,8 @@ class Faults:
     freeze     of a machine, for a while, with all that it does
     cut        of a machine's way to the store, for a while
     straggle   of a commit that was on its way when the lease was lost: it lands all the same
+    askable    of a trainer that can be asked for saves; half of those make none by themselves
+    lives      mean lives of kinds of machines, in seconds: with each submit one is drawn, and how long it lives
     """
 
     crash: float = 0.0
@@ -56,6 +62,8 @@ class Faults:
     cut: float = 0.0
     straggle: float = 0.0
     start_over: float = 0.0
+    askable: float = 0.0
+    lives: tuple[float, ...] = ()
     budget: int = 40
 
 
@@ -67,6 +75,10 @@ class Trainer:
     signalled: bool = False
     deaf: bool = False
     hung: bool = False
+    askable: bool = False
+    saves_itself: bool = True
+    asked_at: float | None = None
+    saved: int = -1
 
 
 @dataclass
@@ -109,6 +121,7 @@ class Machine:
     frozen_until: float = 0.0
     cut_until: float = 0.0
     told_lost: bool = False
+    begun: float = 0.0
 
     @property
     def lives(self) -> bool:
@@ -145,6 +158,8 @@ class World:
         self.takeovers = 0
         self.stale: set[str] = set()
         self.freed_at: float | None = None
+        self.seen = no_lives()
+        self.asked = 0
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -211,7 +226,9 @@ class World:
     def submit(self, machine: Machine) -> Event:
         self.lives += 1
         machine.life, machine.state, machine.trainer = self.lives, State(), None
-        machine.waiting_since, machine.told_lost = None, False
+        machine.waiting_since, machine.told_lost, machine.begun = None, False, self.now
+        if self.faults.lives and self.happens(1.0):
+            self.post(machine, self.random.expovariate(1.0 / self.random.choice(self.faults.lives)), "die")
         for chance, latest, thing in (
             (self.faults.kill_supervisor, 1500.0, "die"),
             (self.faults.notice, 900.0, "notice"),
@@ -226,6 +243,7 @@ class World:
     def die(self, machine: Machine) -> None:
         """The supervisor was killed, or its machine vanished."""
         self.log.append(f"{self.now:.0f} {machine.name} is dead")
+        self.seen = with_life(self.seen, 0.0, self.now - machine.begun, lost=True)
         if self.holds(machine):
             self.fall_silent()
         if self.chance(self.faults.new_machine):
@@ -398,6 +416,9 @@ class World:
             return self.exit(machine, self.random.choice([0, 143]))
         if trainer.hung:
             return None
+        if what == "asked":
+            self.answer(machine, trainer)
+            return None
         if self.happens(self.faults.hang):
             trainer.hung = True
             self.post(machine, 60.0, on.TrainerHung(trainer.attempt, "no progress"))
@@ -405,22 +426,33 @@ class World:
         if self.happens(self.faults.crash):
             return self.exit(machine, self.random.choice([1, -9, -11]))
         trainer.step = min(trainer.step + 1, LAST_STEP)
-        if trainer.step % SAVE_EVERY == 0 and trainer.step != trainer.resumed:
+        last = trainer.step >= LAST_STEP
+        if (last or (trainer.saves_itself and trainer.step % SAVE_EVERY == 0)) and trainer.step != trainer.resumed:
             self.save(machine, trainer)
-        if trainer.step >= LAST_STEP:
+        if last:
             self.finished_step = trainer.step
             return self.exit(machine, 0)
         self.post(machine, STEP_SECONDS, f"step {trainer.attempt}")
-        return on.Progressed(trainer.attempt, trainer.step, LAST_STEP, 0.1)
+        self.check_asked(machine, trainer)
+        loss = 5.0 - 0.01 * trainer.step + self.random.uniform(-0.1, 0.1)
+        return on.Progressed(trainer.attempt, trainer.step, LAST_STEP, 0.1, loss)
 
-    def save(self, machine: Machine, trainer: Trainer) -> None:
+    def answer(self, machine: Machine, trainer: Trainer) -> None:
+        """The save that was asked for: half of the time without a word on what it cost."""
+        if self.random.random() < 0.5:
+            self.save(machine, trainer)
+        else:
+            self.save(machine, trainer, stall=STALL, persist=PERSIST)
+
+    def save(self, machine: Machine, trainer: Trainer, *, stall: float | None = None, persist: float = 0.0) -> None:
         self.serial += 1
+        trainer.saved, trainer.asked_at = trainer.step, None
         name = f"step-{trainer.step}"
         checkpoint = Checkpoint(
             f"local:{name}", trainer.step, name, trainer.attempt, 1, 100, f"s{self.serial}", self.now
         )
         machine.disk.local[name] = checkpoint
-        self.step(machine, on.CheckpointSaved(trainer.attempt, checkpoint))
+        self.step(machine, on.CheckpointSaved(trainer.attempt, checkpoint, stall=stall, persist=persist))
 
     def exit(self, machine: Machine, code: int) -> Event:
         trainer = machine.trainer
@@ -461,8 +493,23 @@ class World:
                 machine.disk.trained = TrainedNote(signature)
             case do.MarkDone():
                 self.mark_done(machine)
-            case do.AnnounceStop() | do.WarmUp():
+            case do.AskSave(attempt):
+                self.ask_save(machine, attempt)
+            case do.AnnounceStop() | do.WarmUp() | do.Warn():
                 pass
+
+    def ask_save(self, machine: Machine, attempt: int) -> None:
+        trainer = machine.trainer
+        if trainer is None or trainer.attempt != attempt:
+            return
+        if not trainer.askable or trainer.signalled:
+            self.broken("asked a trainer that cannot be asked, or that was told to stop")
+        if trainer.asked_at is not None and self.now - trainer.asked_at < LEAST_PATIENCE:
+            self.broken("asked again, impatiently")
+        self.asked += 1
+        trainer.asked_at = self.now
+        if not trainer.deaf:
+            self.post(machine, self.random.uniform(0.0, STEP_SECONDS), f"asked {attempt}")
 
     def is_refused(self, machine: Machine) -> bool:
         """The fence: by its own clock the machine cannot be sure of the lease, or the store cannot be reached."""
@@ -488,7 +535,9 @@ class World:
         self.post(
             machine,
             1.0,
-            on.Recovered(1, self.highest_attempt, stored, local, rejected, self.done, trained, epoch),
+            on.Recovered(
+                1, self.highest_attempt, stored, local, rejected, self.done, trained, epoch, History(self.seen)
+            ),
         )
 
     def restore(self, machine: Machine, attempt: int, checkpoint: Checkpoint) -> None:
@@ -510,8 +559,11 @@ class World:
         over = resume is not None and self.happens(self.faults.start_over)
         begin = resume.step if resume and not over else 0
         machine.trainer = Trainer(attempt, begin, deaf=self.random.random() < self.faults.deaf)
-        machine.trainer.resumed = begin if resume else -1
+        machine.trainer.resumed = machine.trainer.saved = begin if resume else -1
         self.post(machine, 0.5, on.TrainerStarted(attempt, 42, "python train.py"))
+        if self.chance(self.faults.askable):
+            machine.trainer.askable, machine.trainer.saves_itself = True, self.chance(0.5)
+            self.post(machine, 1.0, on.TrainerJoined(attempt))
         if resume is not None and resume.signature in self.poisoned:
             self.post(machine, 3.0, f"exit143 {attempt}")
         else:
@@ -582,6 +634,15 @@ class World:
     def good(self) -> list[Checkpoint]:
         bad = self.corrupt
         return [one for one in self.stored.values() if one.id not in bad and one.signature not in self.poisoned]
+
+    def check_asked(self, machine: Machine, trainer: Trainer) -> None:
+        """A trainer that answers has never trained for longer than the cadence says without a save."""
+        cadence = machine.state.ledger.cadence
+        if not trainer.askable or trainer.deaf or trainer.signalled or cadence is None:
+            return
+        worked = (trainer.step - max(trainer.saved, 0)) * STEP_SECONDS
+        if worked > cadence.save_every + 5 * STEP_SECONDS:
+            self.broken(f"{worked} s of training without a save, and nobody asked for one")
 
     def check_alone(self, machine: Machine) -> None:
         """A second trainer runs only where its supervisor has not heard yet that it lost the lease."""
