@@ -1,8 +1,9 @@
 """The checkpoint folder on this machine: which of its entries are complete, finished checkpoints.
 
-Only the direct children of the folder are looked at. A child counts when its structure is whole (see
-:mod:`runner.checkpoint.formats`) and there is proof that its writer has finished: it was renamed into place after its
-last write, or it was left alone for a while and nobody has it open for writing.
+Only what has its :class:`Places` is looked at: the direct children of a folder, or what matches a pattern. It counts
+when its structure is whole (see :mod:`runner.checkpoint.formats`) and there is proof that its writer has finished: the
+structure tells, it was renamed into place after its last write, or it was left alone for a while; and nobody has it
+open for writing.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from runner.checkpoint.formats import (
+    Proof,
     Verdict,
-    is_never,
     judge,
     looks_like_checkpoint,
     may_be_checkpoint,
     step_of,
     walk,
-    with_step,
 )
 from runner.checkpoint.layout import MANIFEST_NAME
 from runner.checkpoint.manifest import check_path, signature
+from runner.checkpoint.places import Places
 from runner.core.state import Checkpoint
 from runner.errors import CorruptData
 from runner.files import is_part, make_directory, sync_directory
@@ -49,8 +50,9 @@ class LocalFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An entry of the checkpoint folder.
+    """A checkpoint on this disk, complete or not.
 
+    name           relative to the root of its :class:`Places`, as in a manifest
     step           told by the name, or by the checkpoint's own files; None where neither does
     newest_mtime   of its files, epoch seconds
     published      renamed into place after its last write: it cannot be half-written by a writer that renames
@@ -100,13 +102,18 @@ class _Seen:
     state: Literal["waiting", "delivered", "refused"] = "waiting"
 
 
-def scan(folder: Path, format: str = "auto") -> list[Found]:  # noqa: A002 (the word of the spec)
+def scan(where: Path | Places, format: str = "auto") -> list[Found]:  # noqa: A002 (the word of the spec)
     """Every entry that is not hidden, temporary, a link or a special file; complete or not, as the verdict says.
 
     Folders in which no name suggests a checkpoint are left out, however much is in them. A folder that does not exist
     is empty.
     """
-    return [_found(folder / name, stats, format) for name, stats in _entries(folder, format)]
+    places = _places(where)
+    return [_found(places, name, stats, format) for name, stats in _entries(places, format)]
+
+
+def _places(where: Path | Places) -> Places:
+    return where if isinstance(where, Places) else Places(where)
 
 
 def local_files(path: Path) -> tuple[tuple[LocalFile, int], ...]:
@@ -115,18 +122,13 @@ def local_files(path: Path) -> tuple[tuple[LocalFile, int], ...]:
     return tuple(zip(stats.files, stats.inodes, strict=True))
 
 
-def _entries(folder: Path, wanted: str) -> Iterator[tuple[str, _Stats]]:
-    try:
-        with os.scandir(folder) as listing:
-            entries = [entry for entry in listing if not is_never(entry.name) and not entry.is_symlink()]
-    except FileNotFoundError:
-        return
-    for entry in sorted(entries, key=lambda entry: entry.name):
+def _entries(places: Places, wanted: str) -> Iterator[tuple[str, _Stats]]:
+    for name, entry in places.entries():
         # An entry may vanish, or be swapped for another, between the listing and now.
         with suppress(OSError):
             path = Path(entry.path)
             if entry.is_file() or (entry.is_dir() and may_be_checkpoint(path, wanted)):
-                yield entry.name, _stats(path)
+                yield name, _stats(path)
 
 
 def _stats(path: Path) -> _Stats:
@@ -148,11 +150,12 @@ def _stats(path: Path) -> _Stats:
     )
 
 
-def _found(path: Path, stats: _Stats, wanted: str) -> Found:
-    verdict = _storable(with_step(judge(path, wanted), path), path, stats.files)
+def _found(places: Places, name: str, stats: _Stats, wanted: str) -> Found:
+    path = places.root / name
+    verdict = _storable(judge(path, wanted), name, stats.files)
     named = step_of(path.name)
     return Found(
-        name=path.name,
+        name=name,
         path=path,
         is_dir=stats.is_dir,
         step=verdict.step if named is None else named,
@@ -165,10 +168,10 @@ def _found(path: Path, stats: _Stats, wanted: str) -> Found:
     )
 
 
-def _storable(verdict: Verdict, path: Path, files: Iterable[LocalFile]) -> Verdict:
+def _storable(verdict: Verdict, own: str, files: Iterable[LocalFile]) -> Verdict:
     """A checkpoint with a file name that no store can hold cannot be kept."""
     try:
-        for name in (path.name, *(file.path for file in files)):
+        for name in (own, *(file.path for file in files)):
             check_path(name)
     except CorruptData:
         return replace(verdict, complete=False, reason="has a file name that cannot be stored")
@@ -176,7 +179,7 @@ def _storable(verdict: Verdict, path: Path, files: Iterable[LocalFile]) -> Verdi
 
 
 class Shelf:
-    """Watches one checkpoint folder: tells each complete checkpoint once, when it is proved finished.
+    """Watches the places of checkpoints: tells each complete checkpoint once, when it is proved finished.
 
     ``now`` is always epoch seconds and never runs backwards. Looking at an unchanged folder costs one stat per file.
     Start with :meth:`last_look` when the folder may hold what an earlier, killed trainer left: what that look refuses
@@ -185,13 +188,13 @@ class Shelf:
 
     def __init__(
         self,
-        folder: Path,
+        where: Path | Places,
         format: str = "auto",  # noqa: A002 (the word of the spec)
         *,
         settle_s: float = SETTLE_S,
         proc: Path = Path("/proc"),
     ) -> None:
-        self._folder = folder
+        self._places = _places(where)
         self._format = format
         self._settle_s = settle_s
         self._proc = proc
@@ -217,14 +220,14 @@ class Shelf:
         """
         self._update(now)
         ready = [seen for seen in self._candidates() if self._has_settled(seen, now)]
-        unsure = [seen.found for seen in ready if not seen.found.published or seen.found.verdict.settle]
+        unsure = [seen.found for seen in ready if not (seen.found.published and _is_proved(seen.found))]
         busy = open_for_writing(unsure, self._proc) if unsure else frozenset()
         return self._deliver([seen for seen in ready if seen.found.name not in busy])
 
     def last_look(self, now: float, clean_exit: bool) -> list[Found]:
         """As :meth:`look`, after the trainer has gone: nothing will settle any more, so now is the time to decide.
 
-        A whole torch or safetensors file, a folder whose trainer wrote its last file, and whatever was renamed into
+        A whole torch or safetensors file, a folder that has what its trainer writes last, and whatever was renamed into
         place are taken at once. Content that cannot prove its end is taken only when the trainer left with exit code
         0, when it had been quiet long enough, when a later save had begun after it, or (a folder) when it has the
         same files as an earlier checkpoint.
@@ -241,12 +244,12 @@ class Shelf:
 
     def _update(self, now: float) -> None:
         before, self._seen = self._seen, {}
-        for name, stats in _entries(self._folder, self._format):
+        for name, stats in _entries(self._places, self._format):
             old = before.get(name)
             if old is not None and old.stats == stats:
                 self._seen[name] = old
                 continue
-            found = _found(self._folder / name, stats, self._format)
+            found = _found(self._places, name, stats, self._format)
             if old is not None and old.found.signature == found.signature:
                 self._seen[name] = _Seen(found, stats, old.since, old.state)
             else:
@@ -261,8 +264,7 @@ class Shelf:
     def _has_settled(self, seen: _Seen, now: float) -> bool:
         """True when its structure proves its end, or something else does."""
         found = seen.found
-        proved = not found.verdict.settle or found.published
-        return proved or now - seen.since >= self._settle_s or self._is_followed(found)
+        return _is_proved(found) or found.published or now - seen.since >= self._settle_s or self._is_followed(found)
 
     def _is_followed(self, found: Found) -> bool:
         """A trainer that has begun the next save, all of it after this one, has finished this one."""
@@ -279,7 +281,7 @@ class Shelf:
         found = seen.found
         if found.name in busy:
             return "a process still has it open for writing"
-        if clean_exit or self._has_settled(seen, now):
+        if clean_exit or found.verdict.proof >= Proof.LAST or self._has_settled(seen, now):
             return ""
         if found.is_dir and _shape(found) in self._delivered_shapes:
             return ""
@@ -305,6 +307,10 @@ class Shelf:
         self._doubtful = tuple((name, reason) for name, reason in doubts.items() if reason)
 
 
+def _is_proved(found: Found) -> bool:
+    return found.verdict.proof is Proof.WHOLE
+
+
 def _by_step(found: Found) -> tuple[int, float]:
     return found.step or 0, found.newest_mtime
 
@@ -320,12 +326,12 @@ def without_duplicates(complete: Collection[Found]) -> list[Found]:
     unnamed = [found for found in complete if not _names_its_step(found)]
     if steps:
         unnamed = [found for found in unnamed if found.step is not None and found.step > max(steps)]
-    newest = [found for found in unnamed if not _BEST.search(found.name)] or unnamed
+    newest = [found for found in unnamed if not _BEST.search(found.path.name)] or unnamed
     return [found for found in complete if _names_its_step(found) or found in newest]
 
 
 def _names_its_step(found: Found) -> bool:
-    return step_of(found.name) is not None or (found.is_dir and found.step is not None)
+    return step_of(found.path.name) is not None or (found.is_dir and found.step is not None)
 
 
 def _shape(found: Found) -> frozenset[str]:
@@ -383,7 +389,7 @@ def clear_unfinished(
     moved = [(name, "a temporary name, left behind") for name in _leftovers(folder)]
     for found in scan(folder, format):
         broken = not found.verdict.complete and found.verdict.format != "other"
-        if broken and looks_like_checkpoint(found.name, is_dir=found.is_dir):
+        if broken and looks_like_checkpoint(found.path.name, is_dir=found.is_dir):
             moved.append((found.name, found.verdict.reason))
     set_aside(folder, [name for name, _ in moved], target, keep=keep)
     return moved
@@ -396,8 +402,11 @@ def _leftovers(folder: Path) -> list[str]:
     return [name for name in names if not is_part(name) and _LEFTOVER.fullmatch(name)]
 
 
-def set_aside(folder: Path, names: Iterable[str], target: Path, *, keep: int = 3) -> None:
-    """Move entries of ``folder`` into ``target``, as ``000001-<name>``, and keep only the newest few there."""
+def set_aside(folder: Path, names: Iterable[str], target: Path, *, keep: int | None = None) -> None:
+    """Move what has these names below ``folder`` into ``target``, as ``000001-<name>``.
+
+    With ``keep``, only so many of the newest stay there: for what is not whole.
+    """
     names = list(names)
     if not names:
         return
@@ -406,11 +415,12 @@ def set_aside(folder: Path, names: Iterable[str], target: Path, *, keep: int = 3
     for number, name in enumerate(names, start=last + 1):
         # A rename within one file system, which the default folders are; else a copy.
         with suppress(FileNotFoundError):
-            shutil.move(folder / name, target / f"{number:06d}-{name}")
+            shutil.move(folder / name, target / f"{number:06d}-{name.replace('/', '--')}")
+            sync_directory((folder / name).parent)
     sync_directory(target)
-    sync_directory(folder)
-    for name in sorted(filter(_number, os.listdir(target)), key=_number)[:-keep]:
-        delete(target / name)
+    if keep is not None:
+        for name in sorted(filter(_number, os.listdir(target)), key=_number)[:-keep]:
+            delete(target / name)
 
 
 def _number(name: str) -> int:

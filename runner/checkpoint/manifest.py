@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,12 +17,14 @@ from typing import Literal, NoReturn, Protocol, TypeVar, cast
 
 from runner.checkpoint.formats import is_never
 from runner.checkpoint.layout import MANIFEST_NAME, parse_checkpoint_id
-from runner.core.state import Checkpoint
+from runner.core.state import Checkpoint, Environment
 from runner.errors import CorruptData
 
 VERSION = 1
 PART_SIZE = 16 * 1024 * 1024
 MAX_BYTES = 256 * 1024 * 1024
+
+THREADS, CPU = "OMP_NUM_THREADS", "cpu"
 
 Kind = Literal["file", "folder"]
 _HEX64 = re.compile(r"[0-9a-f]{64}")
@@ -62,7 +65,8 @@ class Manifest:
 
     name           the trainer's own name for it, relative to the checkpoint folder
     created_at     of the commit, epoch seconds
-    environment    what bit-exact resume depends on (``OMP_NUM_THREADS``)
+    environment    what bit-exact resume depends on: ``OMP_NUM_THREADS``, and ``cpu`` where the trainer told it
+    metrics        what the trainer measured at this step, by name
     epoch          of the lease that its writer held, 0 where there was none
     """
 
@@ -83,6 +87,7 @@ class Manifest:
     environment: Mapping[str, str]
     files: tuple[FileEntry, ...]
     epoch: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
     version: int = field(default=VERSION)
 
     @property
@@ -107,13 +112,25 @@ def to_checkpoint(manifest: Manifest) -> Checkpoint:
         signature=signature(manifest.files),
         time=manifest.created_at,
         epoch=manifest.epoch,
+        metrics=tuple(sorted(manifest.metrics.items())),
+        environment=_of_the_trainer(manifest),
+    )
+
+
+def _of_the_trainer(manifest: Manifest) -> Environment | None:
+    """Only what a trainer told of itself is sure: a world of one is also what we write of those that say nothing."""
+    if CPU not in manifest.environment:
+        return None
+    threads = manifest.environment.get(THREADS, "")
+    return Environment(
+        manifest.world_size, int(threads) if threads.isdecimal() else None, manifest.environment[CPU] or None
     )
 
 
 def to_bytes(manifest: Manifest) -> bytes:
     """The same bytes for the same manifest: keys and files sorted, one line per key and per file."""
     head = {f.name: getattr(manifest, f.name) for f in dataclasses.fields(manifest) if f.name != "files"}
-    head["environment"] = dict(manifest.environment)
+    head |= {"environment": dict(manifest.environment), "metrics": dict(manifest.metrics)}
     files = sorted(manifest.files, key=lambda entry: entry.path)
     rows = ",\n".join("  " + json.dumps(dataclasses.asdict(entry), sort_keys=True) for entry in files)
     lines = [f" {json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in sorted(head.items())]
@@ -147,6 +164,7 @@ def parse_manifest(data: bytes) -> Manifest:
         environment=_environment(raw),
         files=files,
         epoch=_count(raw, "epoch") if "epoch" in raw else 0,
+        metrics=_metrics(raw) if "metrics" in raw else {},
     )
     _agree(manifest)
     return manifest
@@ -220,6 +238,18 @@ def _checkpoint_name(raw: dict[str, object]) -> str:
 def _environment(raw: dict[str, object]) -> dict[str, str]:
     environment = _get(raw, "environment", dict)
     return {str(key): _text(environment, key) for key in environment}
+
+
+def _metrics(raw: dict[str, object]) -> dict[str, float]:
+    told = _get(raw, "metrics", dict)
+    good = {
+        name: float(value)
+        for name, value in told.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+    if len(good) != len(told) or any(_CONTROL.search(name) for name in good):
+        _refuse("a metric is no number")
+    return good
 
 
 def _file(raw: object) -> FileEntry:

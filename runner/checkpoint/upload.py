@@ -45,6 +45,7 @@ class Facts:
     world_size: int = 1
     epoch: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def upload(
@@ -209,6 +210,7 @@ def _manifest(
         environment=dict(facts.environment),
         files=files,
         epoch=facts.epoch,
+        metrics=dict(facts.metrics),
     )
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from runner.checkpoint.formats import looks_like_checkpoint
 from runner.checkpoint.local import Found, clear_unfinished, delete, scan, set_aside
+from runner.checkpoint.places import Places
+from runner.checkpoint.pointers import dangling, lead_to
 from runner.checkpoint.restore import restore
 from runner.core.events import Noticed
 from runner.core.state import Checkpoint
@@ -20,7 +22,7 @@ from runner.supervisor.attempt import Child, open_log
 from runner.supervisor.output import Progress
 from runner.supervisor.recovery import Ground
 from runner.supervisor.session import Session
-from runner.supervisor.shelf_watch import is_unchanged
+from runner.supervisor.shelf_watch import is_unchanged, places_of
 from runner.supervisor.trainer import Exit
 
 SET_ASIDE_KEPT = 3
@@ -145,8 +147,15 @@ def bring_checkpoint(session: Session, ground: Ground, checkpoint: Checkpoint) -
     Raises CorruptData or ObjectMissing when this checkpoint cannot be used, other CloudrunErrors when nothing can.
     """
     clear_the_way(session, ground, checkpoint)
+    path = put_in_place(session, ground, checkpoint)
+    lead_to(path)
+    return path
+
+
+def put_in_place(session: Session, ground: Ground, checkpoint: Checkpoint) -> Path:
+    """The trainer's own files while they are here and unchanged, else what the store has."""
     if checkpoint.id.startswith("local:"):
-        found = ground.watch.find(checkpoint)
+        found = ground.watch.on_shelf(checkpoint)
         if found is None or not is_unchanged(found):
             raise CorruptData("the files changed since they were complete")
         return found.path
@@ -160,11 +169,11 @@ def bring_checkpoint(session: Session, ground: Ground, checkpoint: Checkpoint) -
 
 def fetch(session: Session, ground: Ground, checkpoint: Checkpoint) -> Path:
     """From the store; or, while that is away, what lies here under the same name with the same files."""
-    folder = session.folders(ground.run).checkpoints
+    places = places_of(session, ground.run)
     try:
-        return restore(session.store, session.keys, ground.run, checkpoint, folder, stop=session.leaving)
+        return restore(session.store, session.keys, ground.run, checkpoint, places.root, stop=session.leaving)
     except StoreUnreachable as error:
-        for found in scan(folder, session.spec.checkpoints.format):
+        for found in scan(places, session.spec.checkpoints.format):
             if found.signature == checkpoint.signature and found.verdict.complete:
                 session.post(Noticed(f"resuming from this disk, since the store does not answer: {error}"))
                 return found.path
@@ -180,29 +189,60 @@ def empty(folder: Path) -> None:
 def clear_the_way(session: Session, ground: Ground, checkpoint: Checkpoint | None) -> None:
     """Move aside what a trainer that picks its own newest checkpoint would wrongly pick.
 
-    In a folder of the owner's nothing else is touched: what is called tmp there may be anything.
+    In a folder of the owner's nothing else is touched: what is called tmp there may be anything. Of what is not whole
+    the newest few are kept, of the rest everything.
     """
     folders, wanted = session.folders(ground.run), session.spec.checkpoints.format
+    places, whole = places_of(session, ground.run), kept_aside(folders.set_aside)
     moved = []
-    if session.spec.checkpoint_dir is None:
-        moved = clear_unfinished(folders.checkpoints, wanted, folders.set_aside)
-    for part in folders.checkpoints.glob(f".*{PART_MARK}"):
-        delete(part)
-    misleading = [
-        (found.name, reason)
-        for found in scan(folders.checkpoints, wanted)
-        if (reason := why_not(found, checkpoint)) and found.verdict.format != "other"
-    ]
-    names = [name for name, _ in misleading]
-    set_aside(folders.checkpoints, names, folders.set_aside, keep=max(SET_ASIDE_KEPT, len(names)))
-    for name, reason in [*moved, *misleading]:
+    if session.spec.checkpoints.dir is None:
+        moved = clear_unfinished(folders.checkpoints, wanted, folders.set_aside, keep=SET_ASIDE_KEPT)
+    for folder in places.folders():
+        for part in folder.glob(f".*{PART_MARK}"):
+            delete(part)
+    misleading = [(found, reason) for found in scan(places, wanted) if (reason := why_not(found, checkpoint))]
+    broken = [found.name for found, _ in misleading if is_broken(found)]
+    set_aside(places.root, broken, folders.set_aside, keep=max(SET_ASIDE_KEPT, len(broken)))
+    set_aside(places.root, [found.name for found, _ in misleading if not is_broken(found)], whole)
+    moved += [(found.name, reason) for found, reason in misleading]
+    for name, reason in [*moved, *set_aside_pointers(places, whole)]:
         session.post(Noticed(f"{name} is set aside: {reason}"))
 
 
+def kept_aside(aside: Path) -> Path:
+    """The folder beside ``aside`` for what is whole: nothing in it is ever deleted."""
+    return aside.with_name(aside.name.replace("set-aside", "kept-aside"))
+
+
+def is_broken(found: Found) -> bool:
+    return not found.verdict.complete and found.verdict.format != "other"
+
+
+def set_aside_pointers(places: Places, target: Path) -> list[tuple[str, str]]:
+    """The trainer's notes of its newest checkpoint, where that is gone; (name, reason) each."""
+    moved = []
+    for folder in places.folders():
+        names = dangling(folder)
+        set_aside(folder, names, target)
+        moved += [(name, "it names a checkpoint that is not there") for name in names]
+    return moved
+
+
 def why_not(found: Found, resuming: Checkpoint | None) -> str:
-    """Why an entry of the checkpoint folder would mislead the trainer; empty when it would not."""
+    """Why an entry among the checkpoints would mislead the trainer, or be lost; empty when neither is so."""
+    if resuming is not None and is_in_the_way(found, resuming):
+        return f"step {resuming.step} comes back to its place"
+    if found.verdict.format == "other":
+        return ""
     if not found.verdict.complete:
-        return found.verdict.reason if looks_like_checkpoint(found.name, is_dir=found.is_dir) else ""
+        return found.verdict.reason if looks_like_checkpoint(found.path.name, is_dir=found.is_dir) else ""
     if resuming is None or found.step is None or found.step <= resuming.step:
         return ""
     return f"not usable; resuming from step {resuming.step}"
+
+
+def is_in_the_way(found: Found, resuming: Checkpoint) -> bool:
+    """True for what has the name of the checkpoint that is to be restored, and may be anything else of the owner's."""
+    is_another = found.name == resuming.name and found.signature != resuming.signature
+    unknown = found.verdict.format == "other" or (found.verdict.complete and found.step is None)
+    return is_another and unknown and not resuming.id.startswith("local:")

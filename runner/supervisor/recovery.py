@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from runner.checkpoint.layout import LocalLayout, StoreLayout
 from runner.checkpoint.local import Found, scan, set_aside
-from runner.checkpoint.manifest import Manifest
+from runner.checkpoint.manifest import THREADS, Manifest
+from runner.checkpoint.places import Places
 from runner.checkpoint.stored import Unreadable, list_stored, read_manifest
 from runner.core.events import Noticed, Recovered
-from runner.core.state import Checkpoint, Rejected, age, place
+from runner.core.ledger import Account, fold, history
+from runner.core.state import NO_HISTORY, Checkpoint, History, Rejected, age, place
 from runner.errors import CorruptData, ObjectMissing, StoreError
 from runner.files import write_atomically
 from runner.launch.environment import threads_of_this_machine
 from runner.storage.api import find
-from runner.supervisor.history import local_segments, stored_attempts, stored_runs
+from runner.supervisor.history import journal_lines, local_segments, stored_attempts, stored_runs
 from runner.supervisor.lease_body import Note, read_note, write_note
 from runner.supervisor.session import Session
-from runner.supervisor.shelf_watch import ShelfWatch
-
-THREADS = "OMP_NUM_THREADS"
+from runner.supervisor.shelf_watch import ShelfWatch, copies_of, places_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +42,24 @@ class Ground:
     newest: tuple[Manifest, ...] = ()
 
 
-def recover(session: Session) -> tuple[Ground, Recovered]:
-    """Find the run to go on with, or begin one. Raises CloudrunError when the store cannot be asked."""
+def nothing_elsewhere(run: int) -> None:
+    """For a run all of whose checkpoints are on the disk."""
+
+
+def recover(session: Session, rescue: Callable[[int], None] = nothing_elsewhere) -> tuple[Ground, Recovered]:
+    """Find the run to go on with, or begin one. Raises CloudrunError when the store cannot be asked.
+
+    ``rescue`` brings to the disk, before it is looked at, what of this run lies elsewhere on this machine.
+    """
     run = choose_run(session.local, stored_runs(session.store, session.keys), fresh=session.fresh)
     write_spec(session, run)
     told = list_stored(session.store, session.keys, run)
     stored = tuple(one for one in told if isinstance(one, Checkpoint))
-    folder = session.folders(run).checkpoints
-    ours = session.spec.checkpoint_dir is None or claim(session, run, folder)
+    places = places_of(session, run)
+    ours = session.spec.checkpoints.dir is None or claim(session, run, places)
     note = read_trained(session, run)
-    watch = ShelfWatch(session, folder)
+    rescue(run)
+    watch = ShelfWatch(session, places, copies_of(session, run))
     attempt = last_attempt(session, run)
     found = watch.first_look(clean_exit=note is not None)
     # What lay in the owner's folder before its first run may be anything; a pretrained model tells no step.
@@ -67,7 +77,15 @@ def recover(session: Session) -> tuple[Ground, Recovered]:
         done=find(session.store, session.keys.done(run)) is not None,
         trained=note is not None and still_holds(note, (*stored, *local)),
         epoch=epoch,
+        history=learned(session, run),
     )
+
+
+def learned(session: Session, run: int) -> History:
+    """What earlier supervisors of the run have learned of machines and of saves. No provider is known as yet."""
+    lines = journal_lines(session.store, session.local, run, without=session.id)
+    account = reduce(fold, lines, Account())
+    return history(account, "") if account.sessions else NO_HISTORY
 
 
 def check_store(session: Session) -> None:
@@ -109,16 +127,17 @@ def write_spec(session: Session, run: int) -> None:
     session.store.write(key, text)
 
 
-def claim(session: Session, run: int, folder: Path) -> bool:
+def claim(session: Session, run: int, places: Places) -> bool:
     """Make a folder of the owner's this run's; whether it was already.
 
     What another run of the job has left there must not pass for its own.
     """
-    mark, us = folder / ".cloudrun-run", {"job": session.local.state.name, "run": run}
+    root = places.root
+    mark, us = root / ".cloudrun-run", {"job": session.local.state.name, "run": run}
     before = read_json(mark)
     if session.fresh or (before.get("job") == us["job"] and before != us):
-        old = [found.name for found in scan(folder, session.spec.checkpoints.format) if found.verdict.format != "other"]
-        set_aside(folder, old, folder / f".cloudrun-before-run-{run}", keep=len(old))
+        old = [found.name for found in scan(places, session.spec.checkpoints.format) if found.verdict.format != "other"]
+        set_aside(root, old, root / f".cloudrun-before-run-{run}")
     if before != us:
         write_atomically(mark, json.dumps(us).encode())
     return before == us

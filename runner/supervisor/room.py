@@ -14,6 +14,7 @@ from runner.errors import StoreError
 from runner.storage.local import free_bytes
 from runner.supervisor.recovery import Ground
 from runner.supervisor.session import Session
+from runner.supervisor.shelf_watch import places_of
 from runner.units import format_size
 
 # A trainer writes the next checkpoint before it deletes an old one.
@@ -48,8 +49,9 @@ def expendable(session: Session, ground: Ground, wanted: Checkpoint) -> Iterator
     except StoreError:
         return
     stored = {one.signature for one in told if isinstance(one, Checkpoint)} - {wanted.signature}
-    here = [found for found in scan(folders.checkpoints, session.spec.checkpoints.format) if found.signature in stored]
-    yield from (found.path for found in sorted(here, key=lambda found: found.newest_mtime))
+    here = scan(places_of(session, ground.run), session.spec.checkpoints.format)
+    spare = [found for found in here if found.signature in stored]
+    yield from (found.path for found in sorted(spare, key=lambda found: found.newest_mtime))
 
 
 def is_on_one_disk(one: Path, other: Path) -> bool:

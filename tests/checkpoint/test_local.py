@@ -15,6 +15,7 @@ import pytest
 
 from runner.checkpoint.local import Found, Shelf, clear_unfinished, open_for_writing, scan, set_aside
 from runner.files import part_path
+from tests.checkpoint import trees
 
 Put = Callable[[str, bytes | dict[str, bytes]], Path]
 
@@ -234,12 +235,27 @@ def test_structure_proves_enough_after_the_end(
 ) -> None:
     in_place("step-1.pt", torch_bytes)
     in_place("step-2.safetensors", safetensors_bytes)
-    in_place("checkpoint-3", {"optimizer.pt": torch_bytes, "trainer_state.json": b'{"global_step": 3}'})
+    state = b'{"global_step": 3}'
+    in_place("checkpoint-3", {"optimizer.pt": torch_bytes, "rng_state.pth": torch_bytes, "trainer_state.json": state})
     publish("step-4.pt", legacy_bytes)
     publish("step-5", {"a.pt": torch_bytes})
     assert names(Shelf(folder).last_look(1.0, clean_exit=False)) == [
         "step-1.pt", "step-2.safetensors", "checkpoint-3", "step-4.pt", "step-5",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["accelerate, 2 ranks", "transformers, 4 ranks"])
+def test_what_comes_last_is_enough_once_the_trainer_has_gone(in_place: Put, folder: Path, kind: str) -> None:
+    """The first save of a trainer that dies a moment later. While it lives, other ranks may still be writing."""
+    tree = trees.FOLDERS[kind]
+    path = in_place(tree.name, tree.files)
+    alive = Shelf(folder)
+    assert alive.look(100.0) == []
+    assert names(alive.look(105.0)) == [tree.name]
+    assert names(Shelf(folder).last_look(100.0, clean_exit=False)) == [tree.name]
+    for last in path.glob("*_0.p*"):
+        last.unlink()
+    assert Shelf(folder).last_look(100.0, clean_exit=False) == []
 
 
 @pytest.mark.parametrize("clean", [True, False])

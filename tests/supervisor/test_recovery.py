@@ -20,13 +20,17 @@ from tests.supervisor.sessions import make_session, save, save_here
 FACTS = Facts(created_at=1000.0, spec_digest="d", tool_version="1", host="a", environment={"OMP_NUM_THREADS": "7"})
 
 
+def rescue_nothing(run: int) -> None:
+    """Nothing of the run lies elsewhere on this machine."""
+
+
 def recovered(session: Session) -> Recovered:
-    return recover(session)[1]
+    return recover(session, rescue_nothing)[1]
 
 
 def store_all(session: Session) -> list[str]:
     """What lies in the checkpoint folder, committed; the ids."""
-    ground, told = recover(session)
+    ground, told = recover(session, rescue_nothing)
     ids = []
     for one in told.local:
         found = ground.watch.find(one)
@@ -48,7 +52,7 @@ def test_what_is_stored_and_what_is_only_here(tmp_path: Path) -> None:
     save_here(session, 5)
     store_all(session)
     save(folder, 9)
-    ground, told = recover(session)
+    ground, told = recover(session, rescue_nothing)
     assert [one.step for one in told.stored] == [5]
     assert [(one.step, one.id) for one in told.local] == [(9, "local:step-9.pt")]
     assert told.attempt == 1, "the number of the stored checkpoint's attempt"
@@ -57,7 +61,7 @@ def test_what_is_stored_and_what_is_only_here(tmp_path: Path) -> None:
 
 def upload_of(session: Session, step: int, epoch: int) -> str:
     """The local checkpoint of a step, committed as another machine's, of that epoch; its id."""
-    ground, told = recover(session)
+    ground, told = recover(session, rescue_nothing)
     found = ground.watch.find(next(one for one in told.local if one.step == step))
     assert found is not None
     id_ = f"step-{step:012d}.a1-ffffff"
@@ -178,7 +182,7 @@ def test_a_store_that_is_not_mounted_starts_nothing_from_the_beginning(tmp_path:
     (tmp_path / "store").rename(tmp_path / "elsewhere")
     session, _ = make_session(tmp_path)
     with pytest.raises(StoreError, match="run 1 of job job") as caught:
-        recover(session)
+        recover(session, rescue_nothing)
     assert "mounted" in caught.value.hint
     assert not (tmp_path / "store").exists(), "nothing is written where the store should be"
 
@@ -216,7 +220,7 @@ def test_half_a_note_is_no_note(tmp_path: Path, note: str) -> None:
 
 def test_attempts_that_were_never_stored_are_counted(tmp_path: Path) -> None:
     session, _ = make_session(tmp_path)
-    recover(session)
+    recover(session, rescue_nothing)
     path = session.local.log_segment(1, "a4-abcdef", 1)
     path.parent.mkdir(parents=True)
     path.touch()

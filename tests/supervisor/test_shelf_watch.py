@@ -6,8 +6,11 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+from runner.checkpoint.manifest import signature
+from runner.checkpoint.places import Places
+from runner.checkpoint.upload import Facts, upload
 from runner.core.events import CheckpointSaved, Event
-from runner.supervisor.shelf_watch import ShelfWatch, is_unchanged
+from runner.supervisor.shelf_watch import ShelfWatch, copies_of, is_unchanged, places_of
 from tests.supervisor.sessions import make_session, save, wait_for
 
 
@@ -46,10 +49,10 @@ def test_a_checkpoint_is_told_once_and_again_when_it_is_written_anew(tmp_path: P
     save(folder, 3)
     first = posted.wait(CheckpointSaved).checkpoint
     assert (first.step, first.attempt) == (3, 4)
-    assert watch.find(first) is not None
+    assert watch.on_shelf(first) is not None
     save(folder, 3)
     wait_for(lambda: len(posted.of(CheckpointSaved)) == 2)
-    assert watch.find(first) is None, "its files are not those that were told"
+    assert watch.on_shelf(first) is None, "its files are not those that were told"
     ended.set()
     watch.last_look(4, clean_exit=True)
     assert len(posted.of(CheckpointSaved)) == 2
@@ -77,3 +80,41 @@ def test_what_the_trainer_has_deleted_is_forgotten(tmp_path: Path) -> None:
     found = watch.find(posted.of(CheckpointSaved)[-1].checkpoint)
     assert found is not None
     assert not is_unchanged(found)
+
+
+def test_a_name_that_is_written_again_and_again_is_uploaded_from_a_private_copy(tmp_path: Path) -> None:
+    session, posted = make_session(tmp_path)
+    folder, copies = tmp_path / "folder", tmp_path / "copies"
+    watch, ended = ShelfWatch(session, folder, copies), threading.Event()
+    watch.follow(1, ended)
+    path = save(folder, 1, name="last.pt")
+    first = posted.wait(CheckpointSaved).checkpoint
+    here = watch.on_shelf(first)
+    assert here is not None
+    assert here.path == path
+    copy = watch.find(first)
+    assert copy is not None
+    assert copy.path.is_relative_to(copies)
+    path.write_bytes(b"PK the next save has begun")
+    assert is_unchanged(copy)
+    assert not is_unchanged(here)
+    facts = Facts(1.7e9, "", "", "")
+    manifest = upload(
+        session.store, session.keys, 1, "step-000000000001.a1-abcdef", copy, facts=facts, stop=session.leaving
+    )
+    assert (manifest.name, manifest.kind, signature(manifest.files)) == ("last.pt", "file", first.signature)
+    watch.stored(first)
+    assert [file for file in copies.rglob("*") if file.is_file()] == []
+    assert watch.find(first) is watch.on_shelf(first)
+    ended.set()
+
+
+def test_the_places_that_a_spec_names(tmp_path: Path) -> None:
+    ours, _ = make_session(tmp_path / "a")
+    one, _ = make_session(tmp_path / "b", "checkpoints: {dir: out}")
+    many, _ = make_session(tmp_path / "c", "checkpoints: {dir: ['out/checkpoint-*', 'last/*.pt']}")
+    assert places_of(ours, 3) == Places(ours.local.checkpoints(3))
+    assert copies_of(ours, 3) == ours.local.run_cache(3) / "copies"
+    assert places_of(one, 3) == Places(tmp_path / "b/project/out")
+    assert copies_of(one, 3) == tmp_path / "b/project/out/.cloudrun-copies"
+    assert places_of(many, 3) == Places(tmp_path / "c/project", ("out/checkpoint-*", "last/*.pt"))
