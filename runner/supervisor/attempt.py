@@ -12,11 +12,14 @@ from pathlib import Path
 
 from runner.checkpoint.layout import attempt_name
 from runner.core.actions import Recipient
-from runner.core.events import Noticed, Progressed, TrainerExited, TrainerStarted
+from runner.core.events import Noticed, Progressed, TrainerExited, TrainerJoined, TrainerStarted
+from runner.supervisor import channel
+from runner.supervisor.conversation import Conversation
 from runner.supervisor.output import DiskLog, LineScanner, OutputReader, Progress, ProgressFinder, Tail, open_pipe
 from runner.supervisor.segments import SegmentWriter
 from runner.supervisor.session import Session
 from runner.supervisor.shelf_watch import ShelfWatch
+from runner.supervisor.snapshots import Snapshots
 from runner.supervisor.trainer import Exit, Trainer
 
 TELL_PROGRESS_EVERY = 5.0
@@ -66,17 +69,21 @@ class Child:
 class Attempt:
     """The trainer, from its start to TrainerExited, which is the last event of the attempt and always comes."""
 
-    def __init__(self, session: Session, run: int, number: int, watch: ShelfWatch) -> None:
+    def __init__(self, session: Session, run: int, number: int, watch: ShelfWatch, snapshots: Snapshots) -> None:
         self.number = number
         self._session = session
         self._watch = watch
+        self._socket_path = session.local.run_cache(run) / "socket"
+        self._conversation = Conversation(session, number, watch, snapshots, self._progress_said)
+        self._speaks = False
+        self._telling = threading.Lock()
         self._rate = Rate()
         self._told_at = 0.0
         self._untold: Progressed | None = None
         self._begun = threading.Event()
         self._ended = threading.Event()
         self._log = open_log(session, run, number)
-        self._child = Child(session, self._log, self._progress)
+        self._child = Child(session, self._log, self._progress_seen)
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
         """Return when the command runs, or cannot: then its exit tells why."""
@@ -87,6 +94,16 @@ class Attempt:
     def signal(self, to: Recipient) -> None:
         number = signal.Signals[self._session.spec.stop.signal] if to == "ranks" else signal.SIGTERM
         self._child.trainer.signal(number, to)
+
+    def ask(self, reason: str, deadline: float | None) -> None:
+        """Ask for a save: by the owner's signal where the spec names one, else over the socket."""
+        if (name := self._session.spec.checkpoints.ask) is not None:
+            self._child.trainer.signal(signal.Signals[name], "ranks")
+        else:
+            self._conversation.ask(reason, deadline)
+
+    def announce(self, deadline: float) -> None:
+        self._conversation.stop(deadline)
 
     def kill(self) -> None:
         self._child.trainer.kill()
@@ -108,19 +125,25 @@ class Attempt:
         self._session.post(exited)
 
     def _run(self, argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> TrainerExited:
-        self._child.start(argv, env, cwd)
+        socket = self._conversation.open(self._socket_path)
+        self._child.start(argv, {**env, "CLOUDRUN_SOCKET": socket}, cwd)
         if pid := self._child.trainer.pid:
             command = self._session.secrets.redact_text(shlex.join(argv))
             self._session.post(TrainerStarted(self.number, pid, command))
             self._watch.follow(self.number, self._ended)
+            if self._session.spec.checkpoints.ask is not None:
+                self._session.post(TrainerJoined(self.number))
         self._begun.set()
         ended = self._child.wait()
         self._ended.set()
         if ended.stuck:
             self._session.post(Noticed(f"processes that cannot be killed are left: {ended.stuck}"))
+        unsaved = self._conversation.finish()
         if self._untold is not None:
             self._session.post(self._untold)
         self._watch.last_look(self.number, clean_exit=ended.returncode == 0)
+        if unsaved and ended.returncode == 0:
+            raise OSError(unsaved)  # a training whose end is not on the disk has not ended well
         return TrainerExited(
             attempt=self.number,
             code=127 if ended.returncode is None else ended.returncode,
@@ -130,15 +153,25 @@ class Attempt:
             not_started=ended.spawn_error or None,
         )
 
-    def _progress(self, progress: Progress) -> None:
+    def _progress_seen(self, progress: Progress) -> None:
+        """Found in the output: heard as long as the trainer itself says nothing."""
+        if not self._speaks:
+            self._progress(progress, None)
+
+    def _progress_said(self, said: channel.Progress) -> None:
+        self._speaks = True
+        self._progress(Progress(said.step, said.total, self._session.clock.now()), said.loss)
+
+    def _progress(self, progress: Progress, loss: float | None) -> None:
         """Told every few seconds, and at the end: where the trainer was when it died is worth knowing."""
-        told = Progressed(self.number, progress.step, progress.total, self._rate.after(progress))
-        last = progress.total is not None and progress.step >= progress.total
-        if progress.at - self._told_at >= TELL_PROGRESS_EVERY or last:
-            self._told_at, self._untold = progress.at, None
-            self._session.post(told)
-        else:
-            self._untold = told
+        with self._telling:
+            told = Progressed(self.number, progress.step, progress.total, self._rate.after(progress), loss)
+            last = progress.total is not None and progress.step >= progress.total
+            if progress.at - self._told_at >= TELL_PROGRESS_EVERY or last:
+                self._told_at, self._untold = progress.at, None
+                self._session.post(told)
+            else:
+                self._untold = told
 
 
 class Rate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from runner import __version__
 from runner.checkpoint.layout import checkpoint_id
-from runner.checkpoint.manifest import Manifest, to_checkpoint
+from runner.checkpoint.manifest import CPU, THREADS, Manifest, to_checkpoint
 from runner.checkpoint.stored import remove, sweep
 from runner.checkpoint.upload import Facts, upload
 from runner.checkpoint.upload_notes import UploadNotes
@@ -22,12 +23,14 @@ from runner.core.state import Checkpoint
 from runner.errors import CloudrunError, CorruptData, DiskFull, ExitCode, ObjectMissing, SourceChanged, StoreError
 from runner.files import write_atomically
 from runner.launch.environment import Place, command_line, trainer_environment
+from runner.launch.inject import with_hook
 from runner.supervisor.attempt import Attempt
 from runner.supervisor.preparation import Preparation, bring_checkpoint, clear_the_way, empty
-from runner.supervisor.recovery import THREADS, Ground, check_store, note_trained, recover
+from runner.supervisor.recovery import Ground, check_store, note_trained, recover
 from runner.supervisor.room import make_room
 from runner.supervisor.session import Session
 from runner.supervisor.shelf_watch import is_unchanged
+from runner.supervisor.snapshots import Snapshots
 
 WORKERS = 8
 SECONDS_TO_END = 10.0
@@ -44,6 +47,8 @@ class Executor:
         self._preparation = Preparation(session)
         self._ground: Ground | None = None
         self._attempt: Attempt | None = None
+        self._snapshots: Snapshots | None = None
+        self._uploading: str | None = None
         self._used_ids: set[str] = set()
         self._earlier: tuple[Manifest, ...] = ()
         self._swept = False
@@ -74,6 +79,8 @@ class Executor:
                 self._submit(lambda: self._kill(attempt), lambda error: noticed("not killed", error), self._orders)
             case do.AnnounceStop(attempt, deadline):
                 self._submit(lambda: self._announce(attempt, deadline), lambda error: noticed("no stop file", error))
+            case do.AskSave():
+                self._ask(action)
             case do.Upload(checkpoint):
                 self._submit(lambda: self._upload(checkpoint), lambda error: self._upload_failed(checkpoint, error))
             case do.Prune(verdicts):
@@ -92,6 +99,8 @@ class Executor:
         if self._attempt is not None:
             self._attempt.kill()
             self._attempt.wait(patience)
+        if self._snapshots is not None:
+            self._snapshots.close()
         self._preparation.close()
         wait([one for one in self._under_way if not one.cancelled()], patience)
 
@@ -122,9 +131,15 @@ class Executor:
         return on.Noticed("the data is here, ready for the takeover") if self._session.sources else None
 
     def _recover(self) -> Event:
-        self._ground, recovered = recover(self._session)
+        self._ground, recovered = recover(self._session, self._rescue)
         self._earlier = self._ground.newest
         return recovered
+
+    def _rescue(self, run: int) -> None:
+        """Snapshots that an earlier supervisor could not save any more become checkpoints on this disk."""
+        if self._snapshots is None:
+            self._snapshots = Snapshots(self._session, run, lambda: self._uploading)
+        self._snapshots.rescue()
 
     def _prepare(self, attempt: int) -> Event:
         self._preparation.prepare(self._known_ground, attempt)
@@ -149,8 +164,10 @@ class Executor:
         if resume is None:
             clear_the_way(session, ground, None)
         env = trainer_environment(session.environ, spec.environment(session.environ), place)
+        if spec.checkpoints.inject:
+            env["PYTHONPATH"] = with_hook(env.get("PYTHONPATH", ""))
         argv = command_line(spec.argv or self._script(ground.run), spec.checkpoints.resume, place)
-        self._attempt = Attempt(session, ground.run, number, ground.watch)
+        self._attempt = Attempt(session, ground.run, number, ground.watch, self._known_snapshots)
         self._attempt.start(argv, env, spec.working_directory)
 
     def _signal(self, attempt: int, to: do.Recipient) -> None:
@@ -188,21 +205,36 @@ class Executor:
         return self._session.folders(self._known_ground.run).stop_file.with_name(f"stop-{attempt}")
 
     def _announce(self, attempt: int, deadline: float) -> None:
+        if (running := self._running(attempt)) is not None:
+            running.announce(deadline)
         write_atomically(self._stop_file(attempt), f"{deadline:.3f}\n".encode())
 
+    def _ask(self, wanted: do.AskSave) -> None:
+        if (running := self._running(wanted.attempt)) is not None:
+            running.ask(wanted.reason, wanted.deadline)
+
     def _upload(self, checkpoint: Checkpoint) -> Event:
+        self._uploading = checkpoint.name
+        try:
+            return self._uploaded(checkpoint)
+        finally:
+            self._uploading = None
+
+    def _uploaded(self, checkpoint: Checkpoint) -> Event:
         session, ground = self._session, self._known_ground
         found = ground.watch.find(checkpoint)
         if found is None:
             raise SourceChanged(f"{checkpoint.name} was written anew")
-        began = session.clock.now()
+        began, told = session.clock.now(), checkpoint.environment
         facts = Facts(
             created_at=began,
             spec_digest=session.spec.digest,
             tool_version=__version__,
             host=session.host,
             epoch=checkpoint.epoch,
-            environment={THREADS: ground.threads},
+            world_size=(told and told.world) or 1,
+            environment={THREADS: ground.threads} | ({CPU: told.cpu or ""} if told else {}),
+            metrics={name: value for name, value in checkpoint.metrics if math.isfinite(value)},
         )
         notes = UploadNotes(session.local.upload_notes)
         name = notes.id_for(ground.run, found.signature) or self._new_id(checkpoint)
@@ -219,6 +251,7 @@ class Executor:
             stop=session.leaving,
         )
         notes.end()
+        ground.watch.stored(checkpoint)
         self._earlier = (manifest, *self._earlier)[:2]
         return on.Uploaded(checkpoint.id, to_checkpoint(manifest), session.clock.now() - began)
 
@@ -274,6 +307,11 @@ class Executor:
     def _known_ground(self) -> Ground:
         assert self._ground is not None, "nothing is ordered before the session has recovered"
         return self._ground
+
+    @property
+    def _known_snapshots(self) -> Snapshots:
+        assert self._snapshots is not None, "nothing starts before the session has recovered"
+        return self._snapshots
 
     def _running(self, attempt: int) -> Attempt | None:
         here = self._attempt

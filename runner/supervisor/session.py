@@ -52,11 +52,13 @@ class Session:
 
     def folders(self, run: int) -> Folders:
         """Where the run lives on this disk. What is renamed to and fro shares the checkpoint folder's file system."""
-        own = self.spec.checkpoint_dir
         local = self.local
-        if own is None:
+        own = self.spec.checkpoint_dir
+        beside = own or (self.spec.working_directory if self.spec.checkpoint_globs else None)
+        if beside is None:
             return Folders(local.checkpoints(run), local.set_aside(run), local.tmp(run), local.stop_file(run))
-        return Folders(own, own / ".cloudrun-set-aside", own / ".cloudrun-tmp", local.stop_file(run))
+        aside, tmp = beside / ".cloudrun-set-aside", beside / ".cloudrun-tmp"
+        return Folders(own or local.checkpoints(run), aside, tmp, local.stop_file(run))
 
 
 @dataclass(frozen=True, slots=True)
