@@ -1,0 +1,35 @@
+"""Killed and resumed: configs/trainers/deepspeed. Its first start on a CPU compiles for minutes; what it made stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.machine import Machine
+from tests.trainers.harness import Course, Trainer, check, drawn
+
+TRAINER = Trainer(
+    name="deepspeed",
+    folder="out",
+    command="python -m torch.distributed.run --standalone --nproc-per-node 1"
+    " train.py --save_dir out --steps {steps} --save_steps 20 --delay 0.05",
+    modules=("deepspeed",),
+)
+
+
+@pytest.mark.soak
+def test_it_finishes_though_its_trainer_and_its_machine_are_killed(machine: Machine) -> None:
+    TRAINER.require()
+    course = Course(TRAINER, machine, steps=300)
+    course.run([("trainer", "mid-save"), ("machine", "any")])
+    check(course, kills=2)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_twenty_kills(machine: Machine) -> None:
+    """Run by hand (-m soak -s): prints what each kind of death cost."""
+    TRAINER.require()
+    course = Course(TRAINER, machine, steps=25 * TRAINER.steps_per_kill)
+    course.run(drawn(20, seed=20))
+    for line in check(course, kills=20).told():
+        print(line)
