@@ -5,7 +5,7 @@ VENV ?= .venv
 PY ?= python3
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test lint bench clean
+.PHONY: quickstart test test-trainers lint bench clean
 
 quickstart: $(VENV)/.ok
 	scripts/quickstart
@@ -13,6 +13,11 @@ quickstart: $(VENV)/.ok
 # Three on two cores: the tests wait for servers, leases and trainers more than they compute.
 test: $(VENV)/.ok
 	$(BIN)/pytest -n 3 --dist worksteal -m 'not soak'
+
+# Real trainings with the common frameworks, killed on the way. Installs them into the same environment.
+test-trainers: $(VENV)/.ok
+	scripts/install $(VENV) $(PY) dev,trainers
+	$(BIN)/pytest -n 3 --dist worksteal -m 'not soak' tests/trainers
 
 lint: $(VENV)/.ok
 	$(BIN)/ruff format --check .
