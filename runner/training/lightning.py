@@ -53,7 +53,7 @@ class CloudrunCallback(Callback):
         assert self._following is not None
         total = trainer.max_steps if trainer.max_steps > 0 else None
         urgency = self._following.step(trainer.global_step, total, _loss_of(outputs))
-        if urgency >= Urgency.ASKED:
+        if urgency > Urgency.NONE:
             self._save(trainer)
         if urgency == Urgency.STOP:
             trainer.should_stop = True

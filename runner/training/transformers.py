@@ -39,7 +39,7 @@ class CloudrunCallback(TrainerCallback):
         loss = None if self._loss is None else float(self._loss)
         urgency = self._following.step(state.global_step, state.max_steps, loss)
         self._asked_at = time.monotonic()
-        if urgency >= Urgency.ASKED:
+        if urgency > Urgency.NONE:
             control.should_save = True
         if urgency == Urgency.STOP:
             control.should_training_stop = True
