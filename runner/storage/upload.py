@@ -62,8 +62,7 @@ class Upload:
                 return _InParts(self, file).run()
 
     def _small(self, file: OpenSource) -> ObjectInfo:
-        buffer = memoryview(bytearray(file.size))
-        fill(file, buffer)
+        buffer = memoryview(whole(file))
         if self.sink is not None:
             self.sink()(buffer)
         # The listener may want to end it all: before anything has happened.
@@ -229,6 +228,18 @@ class _InParts:
             self._requests.bucket.abort(self._upload.key, self._id)
         if self._note is not None:
             self._note.remove()
+
+
+def whole(file: OpenSource) -> bytes:
+    """All of a small file. Raises SourceChanged when it has fewer bytes than it had."""
+    with translating(str(file.path)):
+        data = os.read(file.fd, file.size)
+        while len(data) < file.size:
+            more = os.read(file.fd, file.size - len(data))
+            if not more:
+                raise SourceChanged(f"{file.path} became shorter while it was read")
+            data += more
+    return data
 
 
 def fill(file: OpenSource, buffer: memoryview) -> None:
