@@ -1,7 +1,4 @@
-"""An error about access says where the credentials came from, and never what they are.
-
-Switch on: copy to tests/storage/. Words expected in the hint (or the message) of AccessDenied and CredentialsExpired.
-"""
+"""An error about access says where the credentials came from, and never what they are."""
 
 from __future__ import annotations
 
@@ -72,6 +69,17 @@ def test_the_environment_although_there_are_files(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("[default]\nregion = x\n")
     environ = {**in_environment(), "AWS_CONFIG_FILE": str(tmp_path / "config")}
     assert "from the environment" in said_of(environ)
+
+
+def test_it_is_said_once_however_many_blocks_the_error_leaves() -> None:
+    def refuse_the_head(request: Seen) -> Reply:
+        headers = {"ETag": f'"{"a" * 32}"', "Last-Modified": "Mon, 30 Nov 2026 19:42:37 GMT"}
+        whole = request.method == "GET" and "range" not in request.headers
+        return Reply(200, b"x", headers=headers) if whole else Reply(403, DENIED)
+
+    with answering(refuse_the_head) as server:
+        said = refused(S3Bucket("bucket", Access(endpoint=server.url, region="x", environ=in_environment())), "get")
+    assert said.count("(they came from the environment)") == 1
 
 
 @pytest.mark.parametrize("file", ["AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"])

@@ -65,7 +65,8 @@ class Asking:
         if isinstance(told, CredentialsExpired):
             self._on_expiry()
         if isinstance(told, AccessDenied) and (source := self._source()):
-            told.hint = f"{told.hint} (they came from {source})"
+            # Blocks stand in one another, and many requests share one failed look for credentials.
+            told.hint = f"{told.hint.removesuffix(came := f' (they came from {source})')}{came}"
         if told is not error:
             raise told from error
 
