@@ -32,7 +32,6 @@ class Comparison:
         self._block = os.statvfs(entry.folder).f_frsize
         self.objects = 0
         self.unselected = 0
-        self._to_fetch: list[tuple[int, int]] = []
         self.to_check = 0
         self.to_fetch = Amount()
         self.need = Need()
@@ -43,9 +42,9 @@ class Comparison:
         self.objects += len(page)
         wanted = self._worklist.new(self._sorted_out(page))
         known = self._record.known([item.path for item in wanted])
-        self._worklist.add([(item, self._todo(item, known.get(item.path))) for item in wanted])
-        self._count(self._to_fetch)
-        self._to_fetch.clear()
+        sizes: list[tuple[int, int]] = []
+        self._worklist.add([(item, self._todo(item, known.get(item.path), sizes)) for item in wanted])
+        self._count(sizes)
 
     def leave_out(self, odd: Iterable[Odd]) -> None:
         for one in odd:
@@ -83,12 +82,13 @@ class Comparison:
                 "`extract: never` brings them as they are",
             )
 
-    def _todo(self, item: Wanted, known: Recorded | None) -> Todo | None:
+    def _todo(self, item: Wanted, known: Recorded | None, sizes: list[tuple[int, int]]) -> Todo | None:
+        """What is to be done. Where that is to fetch it, its size and that of what it replaces join ``sizes``."""
         reason = why_fetch(item, known, intact=known is not None and looks_right(known, self._files))
         if not reason:
             self.to_check += self._source.verify
             return Todo.CHECK if self._source.verify else None
-        self._to_fetch.append((item.size, known.size if known and reason == "changed" else 0))
+        sizes.append((item.size, known.size if known and reason == "changed" else 0))
         if item.size > AT_ONCE:
             self._parts.keep(item)
         return lane(item.size)

@@ -245,10 +245,11 @@ class Fetcher:
         try:
             mtime_ns = _write_new(part, data)
             self._publish(part, item)
-        except BaseException as error:
+        except OSError as error:
             _remove(part)
-            if isinstance(error, OSError):
-                raise as_ours(error, item.path) from error
+            raise as_ours(error, item.path) from error
+        except BaseException:
+            _remove(part)
             raise
         self.meter.add(len(data))
         return Content(len(data), mtime_ns, f"{crc32c(data):08x}")

@@ -42,10 +42,14 @@ class Arrival(Enum):
     """It checks nothing, but tells the MD5 of what it has."""
     NOTHING = "nothing"
 
-    def headers(self, body: Buffer) -> dict[str, str]:
-        """What to send along with ``body``."""
-        if self is Arrival.CRC32C:
-            return {"x-amz-checksum-crc32c": crc_text(crc32c(body))}
+    def sum(self, body: Buffer) -> int | None:
+        """The CRC32C of ``body``, where the store checks it."""
+        return crc32c(body) if self is Arrival.CRC32C else None
+
+    def headers(self, body: Buffer, crc: int | None) -> dict[str, str]:
+        """What to send along with ``body``, whose :meth:`sum` is ``crc``."""
+        if crc is not None:
+            return {"x-amz-checksum-crc32c": crc_text(crc)}
         return {"Content-MD5": md5_text(body)} if self is Arrival.MD5 else {}
 
 

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import obstore
-from crc32c import crc32c
 
 from runner.errors import ObjectChanged, ObjectExists, ObjectMissing, StoreError, StoreUnreachable
 from runner.storage.access import Access
@@ -116,14 +115,15 @@ class S3Bucket:
 
     def _put_checked(self, key: str, data: Buffer, only_new: bool, replacing: str | None) -> str:
         """Through the wire: a large body takes longer on a slow line than obstore waits for an answer."""
-        arrival = self._arrival.found(key) if len(data) > SMALL else Arrival.MD5
-        headers = {**arrival.headers(data), **self._sealing}
+        tested = len(data) > SMALL
+        arrival = self._arrival.found(key) if tested else Arrival.MD5
+        headers = {**arrival.headers(data, arrival.sum(data)), **self._sealing}
         headers |= {"If-None-Match": "*"} if only_new else {}
         headers |= {"If-Match": f'"{replacing}"'} if replacing is not None else {}
         with self._connection.asking("write", key) as asked:
             answer = self._connection.wire.send(asked, "PUT", key=key, headers=headers, body=data, digest=UNSIGNED)
             tag = tag_in(asked, answer.headers)
-        if arrival is not Arrival.CRC32C:
+        if arrival is Arrival.TAG or not tested:
             self._check_arrived(key, data, tag)
         return tag
 
@@ -155,18 +155,18 @@ class S3Bucket:
     def put_part(self, key: str, upload: str, number: int, data: Buffer) -> Part:
         query = {"partNumber": str(number), "uploadId": upload}
         arrival = self._arrival.found(key)
+        crc = arrival.sum(data)
         with self._connection.asking("write", key) as asked:
             answer = self._connection.wire.send(
-                asked, "PUT", key=key, query=query, headers=arrival.headers(data), body=data, digest=UNSIGNED
+                asked, "PUT", key=key, query=query, headers=arrival.headers(data, crc), body=data, digest=UNSIGNED
             )
             tag = tag_in(asked, answer.headers)
         if arrival is Arrival.TAG and tag != md5_of(data).hex():
             raise self._mangled(key)
-        return Part(number, len(data), tag, crc32c(data) if arrival is Arrival.CRC32C else None)
+        return Part(number, len(data), tag, crc)
 
     def parts(self, key: str, upload: str) -> list[Part]:
-        with self._connection.asking("write", key):
-            asked = self._connection.asked("write", key)
+        with self._connection.asking("write", key) as asked:
             pages = self._connection.client.get_paginator("list_parts").paginate(
                 **self._target, Key=key, UploadId=upload
             )
@@ -180,11 +180,11 @@ class S3Bucket:
     def finish(self, key: str, upload: str, parts: Sequence[Part]) -> ObjectInfo:
         summed = self._arrival.found(key) is Arrival.CRC32C
         listed = [_as_listed(part, summed=summed) for part in parts]
-        with self._connection.asking("write", key):
+        with self._connection.asking("write", key) as asked:
             done = self._connection.client.complete_multipart_upload(
                 **self._target, Key=key, UploadId=upload, MultipartUpload={"Parts": listed}
             )
-            tag_in(self._connection.asked("write", key), done)
+            tag_in(asked, done)
         # The answer's ETag is not always the object's.
         return self.head(key)
 

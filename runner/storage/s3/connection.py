@@ -23,12 +23,11 @@ from runner.storage.refusals import Asked, Operation
 from runner.storage.s3.answers import Asking
 from runner.storage.s3.providers import Provider, provider_of, region_in
 from runner.storage.s3.proxies import Proxies
-from runner.storage.s3.settings import settings_of
+from runner.storage.s3.settings import CONNECT_S, settings_of
 
 if TYPE_CHECKING:
     from runner.storage.s3.wire import Wire
 
-CONNECT = timedelta(seconds=10)
 LONGEST = timedelta(hours=1)
 """What one request may take as long as bytes flow."""
 
@@ -188,7 +187,7 @@ class _Ways:
     def _http(self, endpoint: str) -> Any:
         options: dict[str, Any] = {
             "allow_http": endpoint.startswith("http://"),
-            "connect_timeout": CONNECT,
+            "connect_timeout": timedelta(seconds=CONNECT_S),
             "read_timeout": timedelta(seconds=self._access.stall),
             "timeout": LONGEST,
             "pool_max_idle_per_host": str(self._connections),
@@ -205,7 +204,7 @@ class _Ways:
     def wire(self) -> Wire:
         from runner.storage.s3.wire import Wire, pool_of  # noqa: PLC0415 - loaded when needed: see above
 
-        timeout = (CONNECT.total_seconds(), self._access.stall)
+        timeout = (CONNECT_S, self._access.stall)
         pool = pool_of(self._settings.certificates, self._proxies_to(self._url), timeout, self._connections)
         headers = {"x-amz-request-payer": "requester"} if self._access.requester_pays else {}
         return Wire(self._url, self._region, self._settings.login, pool, headers)

@@ -9,9 +9,7 @@ from botocore.exceptions import ClientError
 
 from runner.storage.access import Access
 from runner.storage.s3.credentials import ChainLogin, make_session
-from runner.storage.s3.settings import Settings
-
-CONNECT_S = 10
+from runner.storage.s3.settings import CONNECT_S, Settings
 
 
 def make_client(

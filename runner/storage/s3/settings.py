@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from obstore.store import S3Credential
 
 
+CONNECT_S = 10
+"""Seconds within which a connection is made, or fails, by any of the clients."""
+
+
 class Keys(NamedTuple):
     """Credentials, by botocore's names."""
 
