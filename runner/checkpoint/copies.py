@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.checkpoint.formats import judge, step_of
-from runner.checkpoint.local import Found, LocalFile, delete, local_files, place_of
+from runner.checkpoint.local import Found, LocalFile, delete, is_unchanged, place_of
 from runner.errors import SourceChanged
 from runner.files import make_directory
 from runner.storage.local import UNSUPPORTED, copy_bytes, free_bytes
@@ -25,7 +25,7 @@ SMALL = 256 << 20
 QUICKLY_S = 600.0
 """A name that is renewed within this time may be gone before its upload has come to an end."""
 CHECKPOINTS_AHEAD = 2
-"""Room for so many more must be left: the trainer comes first."""
+"""Room for so many more must be left: a trainer writes the next one before it deletes an old one."""
 
 
 class PrivateCopies:
@@ -94,8 +94,7 @@ class PrivateCopies:
             return False
         for file in found.files:
             _copy(found, copy, file, shared=shared)
-        unchanged = tuple(file for file, _ in local_files(found.path)) == found.files
-        return unchanged and judge(copy.path, self._format).complete
+        return is_unchanged(found) and judge(copy.path, self._format).complete
 
 
 def _is_worth_writing(found: Found, before: Found | None, free: int) -> bool:

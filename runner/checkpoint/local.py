@@ -122,6 +122,14 @@ def local_files(path: Path) -> tuple[tuple[LocalFile, int], ...]:
     return tuple(zip(stats.files, stats.inodes, strict=True))
 
 
+def is_unchanged(found: Found) -> bool:
+    """True while the files on the disk are those that were found."""
+    try:
+        return _stats(found.path).files == found.files
+    except OSError:
+        return False
+
+
 def _entries(places: Places, wanted: str) -> Iterator[tuple[str, _Stats]]:
     for name, entry in places.entries():
         # An entry may vanish, or be swapped for another, between the listing and now.
@@ -415,12 +423,17 @@ def set_aside(folder: Path, names: Iterable[str], target: Path, *, keep: int | N
     for number, name in enumerate(names, start=last + 1):
         # A rename within one file system, which the default folders are; else a copy.
         with suppress(FileNotFoundError):
-            shutil.move(folder / name, target / f"{number:06d}-{name.replace('/', '--')}")
+            shutil.move(folder / name, target / _aside_name(number, name))
             sync_directory((folder / name).parent)
     sync_directory(target)
     if keep is not None:
         for name in sorted(filter(_number, os.listdir(target)), key=_number)[:-keep]:
             delete(target / name)
+
+
+def _aside_name(number: int, name: str) -> str:
+    """The end of a path tells most of it, and a name may have 255 bytes."""
+    return f"{number:06d}-" + os.fsencode(name.replace("/", "--"))[-240:].decode(errors="ignore")
 
 
 def _number(name: str) -> int:

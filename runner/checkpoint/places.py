@@ -45,7 +45,12 @@ def _below(root: Path, pattern: str) -> Iterator[str]:
         return
     above, _, last = pattern.rpartition("/")
     for folder in _below(root, above):
-        yield from (f"{folder}{entry.name}/" for entry in _children(root / folder, last) if entry.is_dir())
+        yield from (f"{folder}{entry.name}/" for entry in _children(root / folder, last) if _may_enter(entry))
+
+
+def _may_enter(entry: os.DirEntry[str]) -> bool:
+    """What a ``*`` matches may be somebody else's, such as ``lost+found``: it must not hide all the others."""
+    return entry.is_dir() and os.access(entry.path, os.R_OK | os.X_OK)
 
 
 def _children(folder: Path, pattern: str) -> Iterator[os.DirEntry[str]]:

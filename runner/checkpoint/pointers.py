@@ -38,9 +38,9 @@ def dangling(folder: Path) -> list[str]:
     """Names of the pointers in ``folder`` that lead nowhere: a trainer that follows one fails, at every start."""
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
     links = [name for name in names if name.startswith("latest-rank") and (folder / name).is_symlink()]
-    texts = [name for name in names if name in _TEXTS and (folder / name).is_file()]
+    texts = {name: _text(folder / name) for name in names if name in _TEXTS}
     return [name for name in links if not (folder / name).exists()] + [
-        name for name in texts if not _target_exists(folder, _text(folder / name))
+        name for name, text in texts.items() if text is not None and not _target_exists(folder, text)
     ]
 
 
@@ -52,8 +52,10 @@ def _target_exists(folder: Path, text: str) -> bool:
     return any(os.path.lexists(target) for target in targets)
 
 
-def _text(place: Path) -> str:
-    """What a pointer says; empty where there is none."""
-    if not place.is_file() or place.stat().st_size > _MAX_TEXT:
-        return ""
-    return place.read_bytes().decode(errors="replace").strip()
+def _text(place: Path) -> str | None:
+    """What a pointer says; None where there is none, or a file of the owner's that only has its name."""
+    if not place.is_file():
+        return None
+    with open(place, "rb") as file:
+        text = file.read(_MAX_TEXT).decode(errors="replace").strip()
+    return text if text.isprintable() and "\ufffd" not in text else None

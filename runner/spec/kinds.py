@@ -276,7 +276,7 @@ def read_folders(raw: object) -> str | tuple[str, ...]:
     if isinstance(raw, tuple):
         if not raw:
             raise Wrong("must not be empty", echo=False)
-        return tuple(_read_glob(_word(item, index)) for index, item in enumerate(raw))
+        return tuple(_read_glob(_word(item, index), (index,)) for index, item in enumerate(raw))
     text = read_text(raw)
     return _read_glob(text) if is_glob(text) else text
 
@@ -286,11 +286,20 @@ def is_glob(text: str) -> bool:
     return any(sign in text for sign in "*?[")
 
 
-def _read_glob(raw: object) -> str:
+_NEVER = re.compile(r"\.|tmp|.*\.(?:tmp|part|partial)$")
+
+
+def _read_glob(raw: object, at: tuple[int, ...] = ()) -> str:
     text = read_text(raw)
-    if text.startswith(("/", "~")) or ".." in text.split("/") or "**" in text:
-        raise Wrong("must lie inside the workdir, and * does not cross folders", "write it like runs/*/weights/*.pt")
-    return text
+    if text.startswith(("/", "~")) or ".." in text.split("/"):
+        raise Wrong("must lie inside the workdir", "write it like runs/*/weights/*.pt", at=at)
+    if "**" in text:
+        raise Wrong("must name each folder on the way", "** is not known: write */ for each, like runs/*/*.pt", at=at)
+    parts = [part for part in text.split("/") if part not in ("", ".")]
+    if not parts or any(map(_NEVER.match, parts)):
+        hint = "nothing counts that begins with . or tmp, or ends in .tmp, .part or .partial"
+        raise Wrong("must match names that can be checkpoints", hint, at=at)
+    return "/".join(parts)
 
 
 def read_store(raw: object) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from runner import __version__
 from runner.checkpoint.layout import checkpoint_id
+from runner.checkpoint.local import is_unchanged
 from runner.checkpoint.manifest import CPU, THREADS, Manifest, to_checkpoint
 from runner.checkpoint.stored import remove, sweep
 from runner.checkpoint.upload import Facts, upload
@@ -29,7 +30,6 @@ from runner.supervisor.preparation import Preparation, bring_checkpoint, clear_t
 from runner.supervisor.recovery import Ground, check_store, note_trained, recover
 from runner.supervisor.room import make_room
 from runner.supervisor.session import Session
-from runner.supervisor.shelf_watch import is_unchanged
 from runner.supervisor.snapshots import Snapshots
 
 WORKERS = 8

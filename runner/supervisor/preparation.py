@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from runner.checkpoint.formats import looks_like_checkpoint
-from runner.checkpoint.local import Found, clear_unfinished, delete, scan, set_aside
+from runner.checkpoint.local import Found, clear_unfinished, delete, is_unchanged, scan, set_aside
 from runner.checkpoint.places import Places
 from runner.checkpoint.pointers import dangling, lead_to
 from runner.checkpoint.restore import restore
@@ -22,7 +22,7 @@ from runner.supervisor.attempt import Child, open_log
 from runner.supervisor.output import Progress
 from runner.supervisor.recovery import Ground
 from runner.supervisor.session import Session
-from runner.supervisor.shelf_watch import is_unchanged, places_of
+from runner.supervisor.shelf_watch import places_of
 from runner.supervisor.trainer import Exit
 
 SET_ASIDE_KEPT = 3

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from runner.checkpoint.copies import CHECKPOINTS_AHEAD
 from runner.checkpoint.local import delete, scan
 from runner.checkpoint.stored import list_stored
 from runner.core.events import Noticed
@@ -16,9 +17,6 @@ from runner.supervisor.recovery import Ground
 from runner.supervisor.session import Session
 from runner.supervisor.shelf_watch import places_of
 from runner.units import format_size
-
-# A trainer writes the next checkpoint before it deletes an old one.
-CHECKPOINTS_AHEAD = 2
 
 
 def make_room(session: Session, ground: Ground, wanted: Checkpoint) -> None:

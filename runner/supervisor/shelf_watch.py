@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner.checkpoint.copies import PrivateCopies
-from runner.checkpoint.local import Found, Shelf, local_files
+from runner.checkpoint.local import Found, Shelf
 from runner.checkpoint.places import Places
 from runner.core.events import CheckpointSaved, Noticed
 from runner.core.state import Checkpoint
@@ -66,6 +66,7 @@ class ShelfWatch:
         self._attempt: int | None = None
         self._blind = False
         self._begun: dict[str, Begun] = {}
+        self._last_cost = 0.0
         self._wake = threading.Event()
 
     def first_look(self, *, clean_exit: bool) -> list[Found]:
@@ -84,9 +85,8 @@ class ShelfWatch:
         def work() -> None:
             pause = LOOK_EVERY
             while not self._rest(pause, ended):
-                began = time.thread_time()
                 self._look()
-                pause = min(max(LOOK_EVERY, (time.thread_time() - began) / SHARE_OF_A_CORE), LONGEST_PAUSE)
+                pause = min(max(LOOK_EVERY, self._last_cost / SHARE_OF_A_CORE), LONGEST_PAUSE)
 
         threading.Thread(target=work, name="checkpoints", daemon=True).start()
 
@@ -153,6 +153,7 @@ class ShelfWatch:
 
     def _tell_if_readable(self, attempt: int, look: Callable[[float], list[Found]]) -> None:
         """A folder that cannot be read just now (a network disk) is no reason to stop looking."""
+        began = time.thread_time()
         try:
             found = look(self._clock.now())
             self._blind = False
@@ -161,16 +162,17 @@ class ShelfWatch:
                 self._post(Noticed(f"cannot look for checkpoints, and try again: {error}"))
             self._blind = True
             return
+        finally:
+            self._last_cost = time.thread_time() - began
         self._tell(attempt, found)
 
     def _tell(self, attempt: int, found: list[Found]) -> None:
-        if found and self._copies is not None:
-            self._copies.take(found[-1])
-        for one in self._keep(found):
+        for one in found:
             checkpoint = one.as_checkpoint(one.step or 0, attempt)
-            begun = self._begun.pop(one.name, None)
+            begun = self._begun.pop(one.path.name, None)
             saved = CheckpointSaved(attempt, checkpoint, step_known=one.step is not None)
             self._post(saved if begun is None else self._with_cost(saved, begun))
+        self._keep(found)
 
     def _with_cost(self, saved: CheckpointSaved, begun: Begun) -> CheckpointSaved:
         persist = max(0.0, self._clock.now() - begun.since)
@@ -178,16 +180,12 @@ class ShelfWatch:
         return replace(saved, checkpoint=checkpoint, stall=begun.stall, persist=persist)
 
     def _keep(self, found: list[Found]) -> list[Found]:
-        """Remember what is told; what the trainer has deleted since is forgotten."""
+        """Remember what is told; what the trainer has deleted since is forgotten. The newest gets a private copy: who
+        asks for it meanwhile waits.
+        """
         if found:
             self._found = {id_: one for id_, one in self._found.items() if one.path.exists()}
             self._found |= {one.as_checkpoint(0).id: one for one in found}
+            if self._copies is not None:
+                self._copies.take(found[-1])
         return found
-
-
-def is_unchanged(found: Found) -> bool:
-    """True while the files on the disk are those that were found."""
-    try:
-        return tuple(file for file, _ in local_files(found.path)) == found.files
-    except OSError:
-        return False

@@ -13,6 +13,7 @@ import pytest
 
 from runner.checkpoint.formats import FORMATS, Proof, Verdict, is_never, judge, looks_like_checkpoint, step_of
 from runner.checkpoint.formats.content import Content
+from tests.checkpoint import trees
 
 Put = Callable[[str, bytes | dict[str, bytes]], Path]
 
@@ -252,3 +253,18 @@ def test_nothing_is_ever_unpickled(in_place: Put, folder: Path) -> None:
         judge(in_place("step-1", {"a.pt": zip_of(**{"x/data.pkl": bomb}), ".metadata": bomb}), wanted)
         judge(in_place("last.ckpt", zip_of(**{"x/data.pkl": bomb + b"pytorch-lightning_version ultralytics"})), wanted)
     assert not (folder / "boom").exists()
+
+
+@pytest.mark.parametrize("told", [b"[1, 2]", b'{"a": 1}\n{"a": 2}\n', b"", b'{"format": "another"}'])
+def test_a_state_json_of_another_trainer_says_nothing(tmp_path: Path, told: bytes) -> None:
+    folder = tmp_path / "step_100"
+    folder.mkdir()
+    (folder / "model.pt").write_bytes(trees.torch_file())
+    (folder / "state.json").write_bytes(told)
+    assert judge(folder).complete
+    assert judge(folder).format != "cloudrun-training"
+
+
+def test_a_step_below_zero_is_none(tmp_path: Path) -> None:
+    (tmp_path / "last.pt").write_bytes(trees.torch_file(global_step=-1))
+    assert (judge(tmp_path / "last.pt").complete, judge(tmp_path / "last.pt").step) == (True, None)

@@ -126,3 +126,14 @@ def test_what_is_set_aside_keeps_its_whole_name(workdir: Path, tmp_path: Path) -
         "000002-outputs--checkpoint-20",
     ]
     assert (workdir / "runs/detect/train/weights/best.pt").exists()
+
+
+def test_what_lies_deep_is_set_aside_under_a_name_that_fits(tmp_path: Path) -> None:
+    deep = "/".join(["f" * 90] * 3 + ["last.pt"])
+    (tmp_path / deep).parent.mkdir(parents=True)
+    (tmp_path / deep).write_bytes(b"half")
+    set_aside(tmp_path, [deep], tmp_path / "aside")
+    (there,) = os.listdir(tmp_path / "aside")
+    assert there.startswith("000001-")
+    assert there.endswith("--last.pt")
+    assert len(there) < 256

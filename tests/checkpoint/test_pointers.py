@@ -104,3 +104,10 @@ def test_nobody_ever_sees_half_a_pointer(in_place: Put, folder: Path) -> None:
         reads += 1
     writer.join()
     assert reads > 0
+
+
+@pytest.mark.parametrize("name", ["latest", "last_checkpoint", "latest_checkpointed_iteration.txt"])
+@pytest.mark.parametrize("content", [b"PK\3\4" + bytes(9000), b"\x80\2}q\0.", b"two\nlines"])
+def test_a_file_of_the_owners_with_a_pointers_name(in_place: Put, folder: Path, name: str, content: bytes) -> None:
+    in_place(name, content)
+    assert dangling(folder) == []

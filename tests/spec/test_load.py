@@ -238,3 +238,20 @@ def test_an_env_file_from_another_system(tmp_path: Path) -> None:
     (tmp_path / ".env").write_bytes(text.encode())
     spec = load(tmp_path, "name: a\ncommand: b\nenv_file: .env\n")
     assert spec.environment({}) == {"A": "1", "B": "two words", "C": "x\u2028y\x0cz", "D": "last"}
+
+
+@pytest.mark.parametrize(
+    ("text", "globs"),
+    [
+        ("{dir: ./out//*.pt}", ("out/*.pt",)),
+        ("{dir: [out, a/b-*/]}", ("out", "a/b-*")),
+        ("{dir: out}", ()),
+        ("{}", ()),
+    ],
+)
+def test_checkpoints_may_lie_in_several_folders(tmp_path: Path, text: str, globs: tuple[str, ...]) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"name: a\ncommand: b\ncheckpoints: {text}\n")
+    spec = load_spec(path, environ={})
+    assert spec.checkpoint_globs == globs
+    assert spec.checkpoint_dir == (tmp_path / "out" if text == "{dir: out}" else None)

@@ -6,11 +6,12 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+from runner.checkpoint.local import is_unchanged
 from runner.checkpoint.manifest import signature
 from runner.checkpoint.places import Places
 from runner.checkpoint.upload import Facts, upload
 from runner.core.events import CheckpointSaved, Event
-from runner.supervisor.shelf_watch import ShelfWatch, copies_of, is_unchanged, places_of
+from runner.supervisor.shelf_watch import Begun, ShelfWatch, copies_of, places_of
 from tests.supervisor.sessions import make_session, save, wait_for
 
 
@@ -118,3 +119,28 @@ def test_the_places_that_a_spec_names(tmp_path: Path) -> None:
     assert places_of(one, 3) == Places(tmp_path / "b/project/out")
     assert copies_of(one, 3) == tmp_path / "b/project/out/.cloudrun-copies"
     assert places_of(many, 3) == Places(tmp_path / "c/project", ("out/checkpoint-*", "last/*.pt"))
+
+
+def test_what_is_known_of_a_save_is_told_with_it_in_whichever_folder_it_lies(tmp_path: Path) -> None:
+    session, posted = make_session(tmp_path)
+    watch = ShelfWatch(session, Places(tmp_path, ("out/*.pt",)))
+    watch.expect("step-7.pt", Begun(session.clock.now(), 0.25, (("loss", 1.5),)))
+    save(tmp_path / "out", 7, name="step-7.pt")
+    watch.last_look(1, clean_exit=True)
+    told = posted.wait(CheckpointSaved)
+    assert (told.checkpoint.name, told.stall, told.checkpoint.metrics) == ("out/step-7.pt", 0.25, (("loss", 1.5),))
+
+
+def test_a_checkpoint_is_told_before_its_private_copy_is_made(tmp_path: Path) -> None:
+    session, _ = make_session(tmp_path)
+    seen = []
+
+    def look(event: Event) -> None:
+        if isinstance(event, CheckpointSaved):
+            seen.append(list((tmp_path / "copies").rglob("last.pt")))
+
+    watch = ShelfWatch(replace(session, post=look), tmp_path / "folder", tmp_path / "copies")
+    save(tmp_path / "folder", 1, name="last.pt")
+    watch.last_look(1, clean_exit=True)
+    assert seen == [[]]
+    assert len(list((tmp_path / "copies").rglob("last.pt"))) == 1

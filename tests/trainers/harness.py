@@ -49,6 +49,7 @@ class Trainer:
     folder     where its script saves, relative to the script
     command    what runs, with ``{steps}`` filled in
     modules    what the interpreter must have
+    steps      long enough for two deaths on the way
     ahead      what its script tells for the first step after a resume, less the step of the checkpoint
     """
 
@@ -56,6 +57,7 @@ class Trainer:
     folder: str
     command: str
     modules: tuple[str, ...]
+    steps: int = 300
     steps_per_kill: int = 60
     ahead: int = 1
 

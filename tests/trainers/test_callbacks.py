@@ -16,9 +16,9 @@ import pytest
 from runner.supervisor.channel import Channel, Hello, Message, Progress, Saved
 from tests.e2e.machine import ROOT
 from tests.trainers.harness import CONFIGS, ON_CPU, PYTHON, Trainer
+from tests.trainers.table import TRAINERS
 
-TRANSFORMERS = Trainer("transformers", "out", "", ("transformers", "accelerate"))
-LIGHTNING = Trainer("lightning", "out", "", ("lightning",))
+TRANSFORMERS, LIGHTNING = TRAINERS["transformers"], TRAINERS["lightning"]
 NOTHING_SHARED = {"version": 1, "shared_memory": None, "room": 0, "why_not": "not here"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from runner.checkpoint.formats.accelerate import Accelerate
@@ -11,7 +11,7 @@ from runner.checkpoint.formats.composer import Composer
 from runner.checkpoint.formats.content import content_of, content_of_member
 from runner.checkpoint.formats.dcp import Dcp
 from runner.checkpoint.formats.deepspeed import DeepSpeed
-from runner.checkpoint.formats.entry import Entry, Format, Pointer, Verdict, walk
+from runner.checkpoint.formats.entry import Entry, Format, Pointer, Verdict, walk, whole_number
 from runner.checkpoint.formats.faults import BrokenError, NoCheckpointError
 from runner.checkpoint.formats.lightning import Lightning
 from runner.checkpoint.formats.megatron import Megatron
@@ -83,7 +83,7 @@ def _meant(path: Path) -> str:
 
 def _verdict(known: Format, entry: Entry) -> Verdict:
     proof = known.check(entry)
-    return Verdict(complete=True, format=known.name, proof=proof, step=known.step(entry))
+    return Verdict(complete=True, format=known.name, proof=proof, step=whole_number(known.step(entry)))
 
 
 def _other(reason: str) -> Verdict:
@@ -118,14 +118,16 @@ def _judge_file(path: Path, wanted: str) -> Verdict:
 
 
 def _folder(path: Path) -> Entry:
-    sizes = {name: status.st_size for name, status in walk(path) if not name.endswith("/")}
+    """Raises BrokenError, before it opens anything, when a name says that the save has not ended."""
+    members = list(walk(path))
+    _check_names(name for name, _ in members)
+    sizes = {name: status.st_size for name, status in members if not name.endswith("/")}
     return Entry(path, is_dir=True, sizes=sizes, contents={name: content_of_member(path, name) for name in sizes})
 
 
 def _judge_folder(path: Path, wanted: str) -> Verdict:
     if not may_be_checkpoint(path, wanted):
         return _other("is a folder without checkpoint files")
-    _check_names(path)
     entry = _folder(path)
     if not entry.sizes:
         raise BrokenError("is an empty folder")
@@ -139,8 +141,8 @@ def _judge_folder(path: Path, wanted: str) -> Verdict:
     return _verdict(known, entry)
 
 
-def _check_names(folder: Path) -> None:
-    for member, _ in walk(folder):
+def _check_names(members: Iterable[str]) -> None:
+    for member in members:
         name = member.rstrip("/").rpartition("/")[2].lower()
         if name.startswith((".tmp", "tmp")) or name.endswith(TEMPORARY) or "incomplete" in name:
             raise BrokenError(f"{member} says that the save has not ended")

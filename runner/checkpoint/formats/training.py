@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from runner.checkpoint.formats.entry import Entry, Format, Proof, read_json, whole_number
 from runner.checkpoint.formats.faults import BrokenError
 
@@ -16,9 +18,7 @@ class Training(Format):
     name = _NAME
 
     def claims(self, entry: Entry) -> bool:
-        if STATE not in entry.sizes:
-            return _TENSORS in entry.sizes
-        return _TENSORS in entry.sizes or _is_ours(entry)
+        return _TENSORS in entry.sizes or (STATE in entry.sizes and _is_ours(entry))
 
     def check(self, entry: Entry) -> Proof:
         if STATE not in entry.sizes:
@@ -37,4 +37,7 @@ class Training(Format):
 
 
 def _is_ours(entry: Entry) -> bool:
-    return read_json(entry.path / STATE).get("format") == _NAME
+    """Other trainers have files of that name, too."""
+    with suppress(BrokenError):
+        return read_json(entry.path / STATE).get("format") == _NAME
+    return False
