@@ -76,6 +76,7 @@ class Attempt:
         self._socket_path = session.local.run_cache(run) / "socket"
         self._conversation = Conversation(session, number, watch, snapshots, self._progress_said)
         self._speaks = False
+        self._has_warned = False
         self._telling = threading.Lock()
         self._rate = Rate()
         self._told_at = 0.0
@@ -97,10 +98,16 @@ class Attempt:
 
     def ask(self, reason: str, deadline: float | None) -> None:
         """Ask for a save: by the owner's signal where the spec names one, else over the socket."""
-        if (name := self._session.spec.checkpoints.ask) is not None:
-            self._child.trainer.signal(signal.Signals[name], "ranks")
-        else:
+        if (name := self._session.spec.checkpoints.ask) is None:
             self._conversation.ask(reason, deadline)
+        elif self._child.trainer.handles(signal.Signals[name]):
+            self._child.trainer.signal(signal.Signals[name], "ranks")
+        elif not self._has_warned:
+            # A trainer that has not begun, or is at its end, or whose owner forgot: the signal would kill it.
+            self._has_warned = True
+            self._session.post(
+                Noticed(f"not asked for a save (checkpoints.ask): the trainer has no handler for {name}")
+            )
 
     def announce(self, deadline: float) -> None:
         self._conversation.stop(deadline)

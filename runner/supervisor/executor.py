@@ -80,7 +80,7 @@ class Executor:
             case do.AnnounceStop(attempt, deadline):
                 self._submit(lambda: self._announce(attempt, deadline), lambda error: noticed("no stop file", error))
             case do.AskSave():
-                self._ask(action)
+                self._submit(lambda: self._ask(action), lambda error: noticed("no save asked for", error), self._orders)
             case do.Upload(checkpoint):
                 self._submit(lambda: self._upload(checkpoint), lambda error: self._upload_failed(checkpoint, error))
             case do.Prune(verdicts):

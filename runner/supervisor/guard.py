@@ -153,6 +153,16 @@ def ranks(pid: int, table: Processes) -> list[int]:
     return below or [pid]
 
 
+def handles(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal. Python's goes when the interpreter ends, before its last words."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            caught = next(line for line in file if line.startswith(b"SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
 def command_line(pid: int) -> list[str]:
     """The arguments of a process; empty when it has gone."""
     try:

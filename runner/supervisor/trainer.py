@@ -82,6 +82,10 @@ class Trainer:
         """Send a signal to the processes that train, or to everything. False when there is nobody to tell."""
         return self._order({"signal": int(number), "to": to})
 
+    def handles(self, number: int) -> bool:
+        """Whether every process that trains has a handler for a signal: any other would die of it."""
+        return all(guard.handles(pid, number) for pid in guard.ranks(self._pid, guard.processes()))
+
     def kill(self) -> None:
         """SIGKILL to everything; :meth:`wait` then returns within ``sweep_within`` seconds, whatever happens."""
         self._due = min(self._due, time.monotonic() + self._sweep_within)

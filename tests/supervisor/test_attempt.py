@@ -15,6 +15,7 @@ from runner.core import actions as do
 from runner.core import events as on
 from runner.errors import SourceChanged, StoreUnreachable
 from runner.storage.memory import Fault, MemoryStore
+from runner.supervisor import guard
 from runner.supervisor.executor import Executor
 from runner.supervisor.session import Session
 from tests.supervisor.sessions import Posted, make_session, save, save_here, wait_for
@@ -178,3 +179,41 @@ def test_closing_ends_a_trainer_that_still_runs(tmp_path: Path) -> None:
     pid = posted.wait(on.TrainerStarted).pid
     executor.close()
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_save_is_asked_for_by_the_owners_signal(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7)); "
+        "pathlib.Path('ready').touch(); signal.pause()"
+    )
+    session, posted = make_session(tmp_path, "checkpoints: {ask: SIGUSR1}", command=python(code))
+    executor = recovered(session, posted)
+    executor.perform(do.StartTrainer(1))
+    assert posted.wait(on.TrainerJoined).attempt == 1
+    wait_for((tmp_path / "project/ready").exists)
+    executor.perform(do.AskSave(1, "cadence"))
+    assert posted.wait(on.TrainerExited).code == 7
+    executor.close()
+
+
+def test_a_trainer_without_a_handler_is_not_killed_by_the_question(tmp_path: Path) -> None:
+    session, posted = make_session(tmp_path, "checkpoints: {ask: SIGUSR1}", command="command: [sleep, '60']")
+    executor = recovered(session, posted)
+    executor.perform(do.StartTrainer(1))
+    posted.wait(on.TrainerJoined)
+    for _ in range(2):
+        executor.perform(do.AskSave(1, "cadence"))
+    assert "the trainer has no handler for SIGUSR1" in posted.wait(on.Noticed).text
+    executor.perform(do.KillTrainer(1))
+    assert posted.wait(on.TrainerExited).code == -signal.SIGKILL
+    executor.close()
+    assert len(posted.of(on.Noticed)) == 1, "said once"
+
+
+def test_the_handlers_of_a_process() -> None:
+    before = signal.signal(signal.SIGUSR2, lambda *_: None)
+    assert guard.handles(os.getpid(), signal.SIGUSR2)
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    assert not guard.handles(os.getpid(), signal.SIGUSR2)
+    signal.signal(signal.SIGUSR2, before)
+    assert not guard.handles(2**22 + 1, signal.SIGUSR2)
