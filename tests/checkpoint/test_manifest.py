@@ -157,3 +157,13 @@ def test_no_bytes_do_more_than_be_refused(noise: bytes, at: int) -> None:
             parse_manifest(data)
         except CorruptData:
             continue
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "0.5", None])
+def test_a_metric_that_is_no_number_is_refused(value: object) -> None:
+    with pytest.raises(CorruptData, match="a metric is no number"):
+        parse_manifest(raw(metrics={"loss": value}))
+
+
+def test_the_core_hears_of_metrics() -> None:
+    assert to_checkpoint(manifest(metrics={"loss": 0.5, "acc": 1.0})).metrics == (("acc", 1.0), ("loss", 0.5))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runner.core import actions as do
 from runner.core import events as on
-from runner.core.cadence import FIRST_SAVE, LONGEST, SHORTEST, Prospects, next_ask, rounded, weigh, words
+from runner.core.cadence import FIRST_SAVE, LONGEST, SHORTEST, Prospects, next_ask, next_upload, rounded, weigh, words
 from runner.core.decide import decide, wake_at
 from runner.core.events import Event
 from runner.core.policy import Policy
@@ -20,7 +20,9 @@ from runner.core.state import (
     Band,
     Cadence,
     Checkpoint,
+    Deadline,
     History,
+    Ledger,
     Running,
     State,
     Stopping,
@@ -314,3 +316,12 @@ def test_a_stored_checkpoint_is_the_base_of_nothing_in_another_attempt() -> None
     asked = life.state.ledger.saves.asked_at
     life.does(on.CheckpointSaved(1, replace(STORED, signature="late")), 1.0)
     assert life.state.ledger.saves.asked_at == asked
+
+
+def test_a_deadline_does_not_make_a_store_that_just_failed_be_asked_sooner() -> None:
+    ledger = Ledger(
+        cadence=Cadence(60.0, 600.0, ""),
+        deadlines=(Deadline("spot", NOW + 40.0, "the end"),),
+        uploads=Uploads(last_at=NOW - 5.0, seconds=10.0, retry_at=NOW + 8.0),
+    )
+    assert next_upload(Policy(), ledger, replace(checkpoint(12), time=NOW)) == NOW + 8.0

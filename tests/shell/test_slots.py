@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner.supervisor.slots import (
+    LARGEST_META,
     LEFTOVER_S,
     SharedFolder,
     clear_slot,
@@ -180,3 +181,17 @@ def test_a_shared_memory_without_a_limit_has_the_room_that_memory_has(
     tmp_path: Path, mount: Callable[[str], Path]
 ) -> None:
     assert room_in(mount("size=0"), a_system(tmp_path, "0::/\n", {})) == int(1024 * MIB * 0.4)
+
+
+def test_a_rank_in_the_place_of_another_is_not_believed(tmp_path: Path) -> None:
+    path = write_slot(tmp_path, 12, rank=1, world=2)
+    assert read_slot(path.rename(tmp_path / "rank0-0")) is None
+
+
+def test_a_description_larger_than_any_is_not_read(tmp_path: Path) -> None:
+    path = write_slot(tmp_path, 12)
+    with path.open("r+b") as file:
+        file.seek(48)
+        file.write(struct.pack("<QQ", LARGEST_META + 1, 0))
+        file.truncate(LARGEST_META + (1 << 20))  # sparse
+    assert read_slot(path) is None

@@ -327,3 +327,13 @@ def test_a_saver_that_outlives_its_supervisor_is_waited_for(bench: Bench, tmp_pa
     assert bench.posted.of(Noticed) == []
     bench.snapshots.close()
     assert os.listdir(bench.memory) == []
+
+
+def test_what_could_not_be_saved_stays_for_the_next_supervisor(bench: Bench) -> None:
+    bench.begin()
+    write_slot(bench.snapshots.folder, 12)
+    bench.snapshots.close()
+    assert (bench.snapshots.folder / "rank0-0").exists()
+    bench.open()
+    bench.snapshots.rescue()
+    assert bench.steps() == [12]

@@ -6,12 +6,15 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import blake3
 import pytest
+from crc32c import crc32c
 
 from runner.errors import (
     AccessDenied,
@@ -20,13 +23,16 @@ from runner.errors import (
     ObjectChanged,
     ObjectExists,
     ObjectMissing,
+    SourceChanged,
     StoreUnreachable,
 )
+from runner.storage.api import ObjectInfo
 from runner.storage.bucket import Answer, Buffer, Part
 from runner.storage.bucket_store import BUFFERS, BucketStore
 from runner.storage.download import RANGE, missing_spans
+from runner.storage.local import reading
 from runner.storage.retrying import Retry
-from runner.storage.upload import PART, part_size_for
+from runner.storage.upload import PART, part_size_for, whole
 from tests.storage.memory_bucket import CHUNK, Hook, MemoryBucket
 
 DOWN = StoreUnreachable("down")
@@ -495,3 +501,79 @@ def test_a_look_does_not_fetch_what_has_grown() -> None:
     assert store_of(bucket).look("k", at_most=1000)[0] == b"x" * 1000
     with pytest.raises(ObjectChanged):
         store_of(bucket).look("k", at_most=999)
+
+
+def test_a_small_file_that_became_shorter_is_noticed(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"x" * 1000)
+    with reading(source) as file:
+        os.truncate(source, 10)
+        with pytest.raises(SourceChanged, match="shorter"):
+            whole(file)
+
+
+def test_a_resumed_download_tells_the_checksum_of_the_whole(tmp_path: Path) -> None:
+    class KilledError(BaseException):
+        pass
+
+    def kill(request: str, _key: str) -> None:
+        counts[request] += 1
+        if counts["chunk"] > 70:
+            raise KilledError
+
+    counts = Counter[str]()
+    bucket, copy, note = MemoryBucket(kill), tmp_path / "copy", tmp_path / "note"
+    data = large(bucket)
+    with pytest.raises(KilledError):
+        store_of(bucket).download("big", copy, version='"v1"', note=note)
+    bucket.hook = lambda _request, _key: None
+    assert store_of(bucket).download("big", copy, version='"v1"', note=note) == crc32c(data)
+
+
+def test_who_waits_for_a_turn_at_a_store_gives_up_with_its_retries() -> None:
+    stop, held, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def hold(request: str, _key: str) -> None:
+        if request == "get":
+            held.set()
+            go_on.wait(20)
+
+    store = BucketStore(MemoryBucket(hold, objects={"job/k": (b"x", '"v"')}), "job/", Retry(60, stop=stop), at_once=1)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(store.read, "k")
+        held.wait(20)
+        second = pool.submit(store.read, "k")
+        stop.set()
+        try:
+            with pytest.raises(StoreUnreachable, match="wait for its turn"):
+                second.result(10)
+        finally:
+            go_on.set()
+        assert first.result(10) == b"x"
+
+
+def test_who_waits_for_memory_gives_up_with_its_retries() -> None:
+    stop = threading.Event()
+    stop.set()
+    buffers = BucketStore(MemoryBucket(), "job/", Retry(60, stop=stop))._requests.buffers
+    blocks = [buffers.take(10) for _ in range(BUFFERS)]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(buffers.take, 10)
+        try:
+            with pytest.raises(StoreUnreachable):
+                waiting.result(10)
+        finally:
+            buffers.give_back(blocks.pop())
+
+
+def test_a_write_that_arrives_late_does_not_make_a_store_incapable() -> None:
+    class Late(MemoryBucket):
+        spoiled = False
+
+        def put(self, key: str, data: Any, *, only_new: bool = False, replacing: str | None = None) -> ObjectInfo:
+            if data == b"second" and not self.spoiled:
+                self.spoiled = True
+                self.objects[key] = (b"wrong", '"late"')
+            return super().put(key, data, only_new=only_new, replacing=replacing)
+
+    assert store_of(Late()).exclusive

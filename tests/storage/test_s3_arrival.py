@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 
 import pytest
 
-from runner.errors import AccessDenied, StoreUnreachable
+from runner.errors import AccessDenied, NotOffered, StoreError, StoreUnreachable
 from runner.storage.access import Access
 from runner.storage.s3.arrival import TEST_BODY, Arrival
 from runner.storage.s3.bucket import S3Bucket
@@ -105,3 +106,43 @@ def test_trouble_is_no_answer(status: int, body: bytes, error: type[Exception]) 
             bucket.begin("key")
         store.refused = {CRC: (400, refusal("BadDigest"))}
         assert bucket._arrival.found("key") is Arrival.CRC32C
+
+
+def test_a_store_that_begins_no_upload_at_all_is_said() -> None:
+    store = Store({"authorization": (501, refusal("NotImplemented"))})
+    with answering(store) as server:
+        bucket = S3Bucket("bucket", Access(endpoint=server.url, region="x", environ=KEYS))
+        with pytest.raises(NotOffered):
+            bucket.begin("key")
+        store.refused = {CRC: (400, refusal("BadDigest"))}
+        assert bucket._arrival.found("key") is Arrival.CRC32C
+
+
+def test_a_missing_bucket_is_no_store_without_checksums() -> None:
+    with answering(Store({ALGORITHM: (404, refusal("NoSuchKey"))})) as server:
+        bucket = S3Bucket("bucket", Access(endpoint=server.url, region="x", environ=KEYS))
+        with pytest.raises(StoreError, match="does not exist"):
+            bucket.begin("key")
+
+
+def test_a_conditional_write_brings_its_digest() -> None:
+    with answering(lambda _: Reply(headers={"ETag": '"abc-1"'})) as server:
+        bucket = S3Bucket("bucket", Access(endpoint=server.url, region="x", environ=KEYS))
+        bucket.put("k", b"x", only_new=True)
+        bucket.put("k", b"x", replacing="v")
+    md5 = base64.b64encode(hashlib.md5(b"x", usedforsecurity=False).digest()).decode()
+    assert [seen.headers.get("content-md5") for seen in server.seen if seen.method == "PUT"] == [md5, md5]
+
+
+def test_a_store_that_was_misunderstood_once_is_asked_the_quick_way_again() -> None:
+    def reply(seen: Seen) -> Reply:
+        whole = {"ETag": '"abc-1"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+        if seen is server.seen[0]:
+            return Reply(200, b"abcd", whole)
+        return Reply(206, b"bc", {**whole, "Content-Range": "bytes 1-2/4"})
+
+    with answering(reply) as server:
+        bucket = S3Bucket("bucket", Access(endpoint=server.url, region="x", environ=KEYS))
+        with bucket.get("k", start=1, length=2) as answer:
+            assert b"".join(answer.chunks) == b"bc"
+        assert not bucket._reader._ranges_exactly

@@ -217,3 +217,16 @@ def test_the_handlers_of_a_process() -> None:
     assert not guard.handles(os.getpid(), signal.SIGUSR2)
     signal.signal(signal.SIGUSR2, before)
     assert not guard.handles(2**22 + 1, signal.SIGUSR2)
+
+
+def test_with_inject_the_trainers_python_finds_our_hook_first(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.environ['PYTHONPATH']); print(sys.modules['sitecustomize'].__file__)"
+    session, posted = make_session(
+        tmp_path, "checkpoints: {inject: true}", "env: {PYTHONPATH: /of/the/owner}", command=python(code)
+    )
+    executor = recovered(session, posted)
+    executor.perform(do.StartTrainer(1))
+    path, module = posted.wait(on.TrainerExited).tail
+    executor.close()
+    assert path.endswith("inject:/of/the/owner")
+    assert module == path.partition(":")[0] + "/sitecustomize.py"
