@@ -52,9 +52,8 @@ def weigh(policy: Policy, known: Prospects) -> Cadence:
         every = policy.upload_every
         return Cadence(max(every, 1.0), every, f"every {words(every)}, as the job spec says")
     if known.cost is None:
-        return Cadence(
-            FIRST_SAVE, uploads_apart(known), "soon for the first time, to see that it works and what it costs"
-        )
+        why = f"the first after {words(FIRST_SAVE)}, to see that it works and what it costs"
+        return Cadence(FIRST_SAVE, uploads_apart(known), why)
     best = math.sqrt(2.0 * known.cost * known.life)
     floor = max(SHORTEST, known.upload, known.cost / LARGEST_SHARE)
     every = min(max(rounded(best), floor), max(LONGEST, known.upload))

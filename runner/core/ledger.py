@@ -365,5 +365,5 @@ def warnings(ledger: Line) -> list[str]:
     if problem and ledger.get("uploads", {}).get("failures"):
         found.append(f"the last {ledger['uploads']['failures']} upload(s) failed: {problem}")
     if ledger.get("trained") and not ledger.get("stored") and not ledger.get("local"):
-        found.append("no checkpoint was ever seen in CLOUDRUN_CHECKPOINT_DIR")
+        found.append("no checkpoint was ever seen in CLOUDRUN_CHECKPOINT_DIR, or where checkpoints.dir says")
     return found

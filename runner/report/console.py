@@ -185,7 +185,8 @@ def warn_of_nothing(state: State) -> list[str]:
     """A job that succeeds without one checkpoint probably saves somewhere else."""
     if state.ledger.stored or state.ledger.local or not state.ledger.done:
         return []
-    return ["WARNING: no checkpoint was ever seen in CLOUDRUN_CHECKPOINT_DIR: nothing of this training is stored"]
+    where = "in CLOUDRUN_CHECKPOINT_DIR, or where checkpoints.dir says"
+    return [f"WARNING: no checkpoint was ever seen {where}: nothing of this training is stored"]
 
 
 def size(checkpoint: Checkpoint) -> str:

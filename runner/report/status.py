@@ -69,13 +69,17 @@ def attempt(told: Status) -> str:
 
 def step(told: Status) -> str:
     if told["step"] is None:
-        return "unknown: the trainer has printed none that was recognised"
+        return "unknown: none was recognised in the output, and none came over the socket"
     text = f"{told['step']}" + (f" of {told['total']}" if told["total"] else "")
     if told["rate"]:
-        text += f", {told['rate']:.3g} a second"
+        text += f", {rate(told['rate'])} a second"
     if told["eta_s"] is not None and told["phase"] == "running":
         text += f", {format_duration(told['eta_s'])} to go"
     return text
+
+
+def rate(steps: float) -> str:
+    return f"{steps:.0f}" if steps >= 100 else f"{steps:.3g}"
 
 
 def checkpoint(newest: dict[str, Any]) -> str:
